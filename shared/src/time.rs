@@ -17,7 +17,7 @@ impl Timestamp {
     /// The earliest instant that can be written in RFC 3339: year −9999.
     pub const MIN: Self = Self(-377_705_023_201_000);
     /// The latest instant that can be written in RFC 3339: year 9999, less a day so that every zone can show it.
-    pub const MAX: Self = Self(253_402_207_200_999);
+    pub const MAX: Self = Self(253_402_207_200_000);
 
     /// Makes an instant from milliseconds since the Unix epoch, clamped to [`Self::MIN`]..=[`Self::MAX`].
     #[must_use]
