@@ -1,0 +1,1 @@
+//! Implementations of [`crate::ports::Bus`].
