@@ -1,1 +1,2 @@
 //! ax scheduler
+pub mod core;
