@@ -455,7 +455,7 @@ fn one_call_costs_little_however_rare_the_fire() {
     ] {
         let schedule = schedule(expr, zone);
         let after = at("2026-06-01T00:00:00Z");
-        let cost = cost(|| (0..100).map(|n| schedule.next_after(after.plus_millis(n * 977), after)).last()) / 100;
+        let cost = cost(|| (0..100).filter_map(|n| schedule.next_after(after.plus_millis(n * 977), after)).max()) / 100;
         eprintln!("{expr} {zone}: {} ns", cost.as_nanos());
         assert!(cost < Duration::from_millis(1), "{expr}: {cost:?}");
     }
