@@ -89,6 +89,12 @@ fn several_times_in_one_gap_make_one_fire_and_none_beside_one_that_is_due_anyway
     );
     let merged = fires_within("0 2,3 * * *", "America/New_York", "2027-03-14T05:00:00Z", "2027-03-14T12:00:00Z");
     assert_eq!(merged, [at("2027-03-14T07:00:00Z")]);
+    // Three ordinary days of one or two fires, and the day of the gap with its single one.
+    for (expr, count) in [("0 2 * * *", 4), ("0 3 * * *", 4), ("0 2,3 * * *", 7)] {
+        let (from, until) = (at("2027-03-12T12:00:00Z"), at("2027-03-16T12:00:00Z"));
+        let stretch = schedule(expr, "America/New_York").stretch(from, until, from).unwrap();
+        assert_eq!(stretch.count, count, "{expr}");
+    }
 }
 
 #[test]
@@ -105,6 +111,16 @@ fn a_sub_hour_schedule_does_not_go_silent_in_the_repeated_hour() {
     let found = fires_within("* * * * * *", "Europe/Vienna", "2025-10-26T00:59:50Z", "2025-10-26T01:00:40Z");
     assert_eq!(found.len(), 51);
     assert!(found.windows(2).all(|pair| pair[1].millis_since(pair[0]) == 1_000));
+}
+
+#[test]
+fn the_second_pass_of_an_overlap_is_not_overlooked_when_the_next_date_is_a_year_away() {
+    // New York goes back on 1 November 2026; the wall clock shows 01:00–01:59 at 05Z and again at 06Z.
+    let (expr, zone) = ("30 * 1 1 11 ?", "America/New_York");
+    fires(expr, zone, "2026-11-01T05:59:30Z", &["2026-11-01T06:00:30Z", "2026-11-01T06:01:30Z"]);
+    let (schedule, from, until) = (schedule(expr, zone), at("2026-10-01T00:00:00Z"), at("2026-11-01T06:00:10Z"));
+    let stretch = Stretch { first: at("2026-11-01T05:00:30Z"), last: at("2026-11-01T05:59:30Z"), count: 60 };
+    assert_eq!(schedule.stretch(from, until, from), Some(stretch));
 }
 
 #[test]

@@ -95,6 +95,12 @@ fn list(min: u32, max: u32, steps: u32) -> impl Strategy<Value = String> {
     ]
 }
 
+/// A minute field; the full and the half hour are where clocks change.
+fn minutes() -> impl Strategy<Value = String> {
+    let full_hour = ["0", "30", "0,30", "0-59/15", "0-45"].map(str::to_owned).to_vec();
+    prop_oneof![list(0, 59, 59), prop::sample::select(full_hour)]
+}
+
 /// An hour field; the small hours are where clocks change.
 fn hours() -> impl Strategy<Value = String> {
     prop_oneof![list(0, 23, 23), Just("*".to_owned()), list(0, 3, 3)]
@@ -106,7 +112,7 @@ fn unix() -> impl Strategy<Value = String> {
         prop_oneof![3 => Just("*".to_owned()), 1 => list(1, 12, 12)],
         prop_oneof![2 => Just("*".to_owned()), 1 => list(0, 7, 7)],
     );
-    (list(0, 59, 59), hours(), date)
+    (minutes(), hours(), date)
         .prop_map(|(minute, hour, (day, month, weekday))| format!("{minute} {hour} {day} {month} {weekday}"))
 }
 
@@ -133,7 +139,7 @@ fn quartz() -> impl Strategy<Value = String> {
     let hours = prop_oneof![4 => hours(), 1 => Just("22-2".to_owned())];
     let months = prop_oneof![3 => Just("*".to_owned()), 1 => list(1, 12, 12), 1 => Just("NOV-FEB".to_owned())];
     let years = prop_oneof![4 => Just(""), 1 => Just(" *"), 1 => Just(" 2025-2027"), 1 => Just(" 2024/3")];
-    (list(0, 59, 59), list(0, 59, 59), hours, days, months, years).prop_map(
+    (list(0, 59, 59), minutes(), hours, days, months, years).prop_map(
         |(second, minute, hour, (day, weekday), month, year)| {
             format!("{second} {minute} {hour} {day} {month} {weekday}{year}")
         },
