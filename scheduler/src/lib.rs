@@ -10,7 +10,7 @@
 
 pub mod bus;
 pub mod core;
-mod failpoint;
+pub mod failpoint;
 pub mod loops;
 pub mod ports;
 pub mod store;
