@@ -106,24 +106,21 @@ impl Postgres {
     /// # Errors
     /// See [`super::open`].
     pub async fn open(url: &str) -> Result<Self, StoreError> {
-        let options = PgConnectOptions::from_str(url)
-            .map_err(|error| StoreError::Refused(format!("the database URL is malformed: {error}")))?
-            .application_name("ax")
-            .options([
-                // All joins are of a short list with an index. Without statistics, as on a table that is filling up, the
-                // planner might read the whole table instead.
-                ("enable_hashjoin", "off"),
-                ("enable_mergejoin", "off"),
-                ("random_page_cost", "1.1"),
-                ("jit", "off"),
-                ("statement_timeout", "30s"),
-                ("lock_timeout", "10s"),
-                ("idle_in_transaction_session_timeout", "10s"),
-                ("client_connection_check_interval", "5s"),
-                ("tcp_keepalives_idle", "10"),
-                ("tcp_keepalives_interval", "5"),
-                ("tcp_keepalives_count", "3"),
-            ]);
+        let options = PgConnectOptions::from_str(url)?.application_name("ax").options([
+            // All joins are of a short list with an index. Without statistics, as on a table that is filling up, the
+            // planner might read the whole table instead.
+            ("enable_hashjoin", "off"),
+            ("enable_mergejoin", "off"),
+            ("random_page_cost", "1.1"),
+            ("jit", "off"),
+            ("statement_timeout", "30s"),
+            ("lock_timeout", "10s"),
+            ("idle_in_transaction_session_timeout", "10s"),
+            ("client_connection_check_interval", "5s"),
+            ("tcp_keepalives_idle", "10"),
+            ("tcp_keepalives_interval", "5"),
+            ("tcp_keepalives_count", "3"),
+        ]);
         let shown = shown(&options);
         let check = async {
             let mut connection = PgConnection::connect_with(&options).await?;

@@ -84,7 +84,7 @@ fn overwrite(key: &str, columns: &[&str]) -> String {
 static INSERT_RUNS: LazyLock<String> =
     LazyLock::new(|| insert("run", &[FIXED, MUTABLE].concat(), "ON CONFLICT (run_id) DO NOTHING RETURNING run_id"));
 
-static UPDATE_RUNS: LazyLock<String> = LazyLock::new(|| {
+pub(super) static UPDATE_RUNS: LazyLock<String> = LazyLock::new(|| {
     let sets: Vec<_> = MUTABLE
         .iter()
         .enumerate()
