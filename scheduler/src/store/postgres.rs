@@ -23,7 +23,7 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use ax_shared::{RunId, TaskId, Timestamp};
+use ax_shared::{Group, RunId, TaskId, Timestamp};
 use futures::TryStreamExt;
 use sqlx::migrate::Migrator;
 use sqlx::pool::PoolConnection;
@@ -372,7 +372,7 @@ impl Store for Postgres {
             let sql =
                 queries::list_tasks(filter, TASK, "labels <> '{}' AND labels @> ARRAY[$3]", "strpos(search, $4) > 0");
             let found: Vec<TaskColumns> = sqlx::query_as(AssertSqlSafe(sql))
-                .bind(filter.group.as_ref().map(|group| group.as_str()))
+                .bind(filter.group.as_ref().map(Group::as_str))
                 .bind(filter.status.map(status_word))
                 .bind(filter.label.as_deref().map(text))
                 .bind(filter.q.as_deref().map(folded))
@@ -436,7 +436,7 @@ impl Store for Postgres {
             let mut session = Session::open(&self.api).await?;
             let found: Vec<RunColumns> = sqlx::query_as(AssertSqlSafe(queries::list_runs(filter, &BRIEF)))
                 .bind(filter.task_id.as_ref().map(TaskId::as_str))
-                .bind(filter.group.as_ref().map(|group| group.as_str()))
+                .bind(filter.group.as_ref().map(Group::as_str))
                 .bind(filter.from.map(Timestamp::as_millis))
                 .bind(filter.to.map(Timestamp::as_millis))
                 .bind(filter.after.map(|(trigger_at, _)| trigger_at.as_millis()))
