@@ -193,7 +193,7 @@ mod tests {
             ("sqlite://", "path"),
             ("sqlite://:memory:", "memory"),
             ("sqlite::memory:", "memory"),
-            ("sqlite:///tmp/x?mode=memory", "option"),
+            ("sqlite://x.db?mode=memory", "option"),
             ("postgres://user:secret@host:notaport/db", "port"),
             ("postgres://user:secret@host/db?sslmode=perhaps", "ssl_mode"),
         ] {
