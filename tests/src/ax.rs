@@ -34,7 +34,8 @@ fn build() -> Result<PathBuf> {
         return Ok(PathBuf::from(named));
     }
     let output = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-        .args(["build", "--quiet", "--package", "ax-scheduler", "--bin", "ax"])
+        // With the places where a test can stop it; they do nothing unless one is named.
+        .args(["build", "--quiet", "--package", "ax-scheduler", "--bin", "ax", "--features", "failpoints"])
         .current_dir(dev::root())
         .stdin(Stdio::null())
         .output()

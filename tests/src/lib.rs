@@ -7,6 +7,7 @@
 //!   postgres one throw-away cluster per test process, a database per test
 //!   ax       the built `ax` program: nodes and one-shot commands
 //!   api      a client of /api/v1 that returns what was answered, status and body
+//!   ledger   whether each scheduled instant ran, once
 //!   worker   the raw workers of examples/ and other Python
 //!   world    all of it together, as most tests want it
 //! ```
@@ -20,6 +21,7 @@ pub mod api;
 pub mod ax;
 pub mod dev;
 mod guard;
+pub mod ledger;
 pub mod nats;
 pub mod postgres;
 pub mod process;
@@ -28,4 +30,4 @@ pub mod worker;
 pub mod world;
 
 pub use guard::Scratch;
-pub use wait::{Deadline, eventually, holds};
+pub use wait::{Deadline, eventually, holds, lasts};

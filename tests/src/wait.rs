@@ -79,3 +79,8 @@ where
     }
     Ok(())
 }
+
+/// Lets a condition that the test has made last for `span`: an outage, a freeze, a minute of load.
+pub async fn lasts(span: Duration) {
+    tokio::time::sleep(span).await;
+}

@@ -92,9 +92,7 @@ impl DeliveryQueues {
 
     /// What each group's queue holds.
     pub fn lengths(&self) -> impl Iterator<Item = (&Group, QueueLength)> {
-        self.groups
-            .iter()
-            .map(|(g, q)| (g, QueueLength { waiting: q.waiting.len(), outstanding: q.outstanding.len() }))
+        self.groups.iter().map(|(g, q)| (g, QueueLength { waiting: q.waiting.len(), outstanding: q.outstanding.len() }))
     }
 
     fn wake(&mut self, group: &Group) {
@@ -127,12 +125,10 @@ mod tests {
         queues.push(&g, 5, at(2), id(1));
         queues.push(&g, 5, at(1), id(2));
         queues.push(&g, 9, at(3), id(3));
-        assert_eq!([queues.pop(), queues.pop(), queues.pop(), queues.pop()], [
-            Some(id(3)),
-            Some(id(2)),
-            Some(id(1)),
-            None
-        ]);
+        assert_eq!(
+            [queues.pop(), queues.pop(), queues.pop(), queues.pop()],
+            [Some(id(3)), Some(id(2)), Some(id(1)), None]
+        );
     }
 
     #[test]

@@ -180,7 +180,10 @@ mod tests {
             ("ax.event.started.g", json!({"run_id": RUN, "attempt": 1})),
             ("$JS.EVENT.METRIC.CONSUMER.ACK.AX_TRIGGERS.c", json!({"stream_seq": "x"})),
         ] {
-            assert!(matches!(read(&Prefix::default(), &message(subject, &body)), Told::Malformed(_)), "{subject} {body}");
+            assert!(
+                matches!(read(&Prefix::default(), &message(subject, &body)), Told::Malformed(_)),
+                "{subject} {body}"
+            );
         }
         let unknown = format!("ax.event.dreamt.g.a.{RUN}");
         assert_eq!(read(&Prefix::default(), &message(&unknown, &json!({"run_id": RUN, "attempt": 1}))), Told::Unknown);

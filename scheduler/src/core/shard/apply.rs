@@ -178,7 +178,13 @@ impl Shard {
         self.queues.end(&group, run_id);
         self.clear_busy(&task, run_id);
         self.effects.push(Effect::Notice { run_id });
-        // Whoever was held back by this run is judged by the next pass of the reconciliation.
+        // Whoever was held back by this run can be judged now.
+        for blocked in self.blocked.remove(&run_id).unwrap_or_default() {
+            if let Some(other) = self.runs.get_mut(&blocked).filter(|l| l.phase == Phase::Blocked) {
+                other.phase = Phase::Planned;
+                self.due.push(Reverse((other.ledger.run.publish_at, blocked)));
+            }
+        }
     }
 
     /// Messages of ended runs whose ack has not been seen in time.

@@ -96,17 +96,11 @@ impl Shard {
             let done = self.runs.get(&id).is_some_and(|live| {
                 live.phase == Phase::Ended && !live.dirty && live.run().message.as_ref().is_none_or(|m| !m.open)
             });
-            if done && let Some(live) = self.runs.remove(&id) {
-                if let Some(Message { seq, .. }) = live.run().message {
-                    self.by_seq.remove(&seq);
-                }
-                for blocked in self.blocked.remove(&id).unwrap_or_default() {
-                    // Its blocker has ended: decide at once.
-                    if let Some(other) = self.runs.get_mut(&blocked) {
-                        other.phase = Phase::Planned;
-                        self.due.push(Reverse((other.ledger.run.publish_at, blocked)));
-                    }
-                }
+            if done
+                && let Some(live) = self.runs.remove(&id)
+                && let Some(Message { seq, .. }) = live.run().message
+            {
+                self.by_seq.remove(&seq);
             }
         }
         effects

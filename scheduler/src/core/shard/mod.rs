@@ -28,9 +28,9 @@ use crate::core::tasks::{PlanPass, Tasks};
 use crate::ports::{EventsPosition, ShardState};
 
 pub use apply::Applied;
-pub use fire::{Fired, FireReport};
+pub use fire::{FireReport, Fired};
 pub use flush::{Effect, Flush};
-pub use publish::Publish;
+pub use publish::{LookedUp, Publish};
 
 /// Where a run is on the leader's path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -212,8 +212,7 @@ impl Shard {
 
     /// Ends what a deleted task has queued; what is in the stream is taken back first.
     fn cancel_runs_of(&mut self, task: &TaskId, now: Timestamp) {
-        let ids: Vec<RunId> =
-            self.runs.values().filter(|l| l.run().task_id == *task).map(|l| l.run().run_id).collect();
+        let ids: Vec<RunId> = self.runs.values().filter(|l| l.run().task_id == *task).map(|l| l.run().run_id).collect();
         for id in ids {
             let Some(live) = self.runs.get_mut(&id) else { continue };
             match live.phase {
@@ -296,8 +295,10 @@ impl Shard {
                 continue;
             }
             self.due.push(Reverse((run.publish_at, id)));
-            self.runs
-                .insert(id, Live { ledger: Ledger::new(run, Vec::new()), phase: Phase::Planned, spec: None, dirty: false });
+            self.runs.insert(
+                id,
+                Live { ledger: Ledger::new(run, Vec::new()), phase: Phase::Planned, spec: None, dirty: false },
+            );
         }
     }
 

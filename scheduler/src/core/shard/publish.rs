@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use ax_shared::{RunId, Timestamp};
 
 use super::{Effect, Phase, Shard};
-use crate::core::run::{Intent, Message, RunState};
+use crate::core::run::{Intent, Message};
 use crate::core::settle::RunEvent;
 use crate::core::trigger;
 use crate::ports::{Outgoing, PubAck, StreamMessage};
@@ -111,13 +111,5 @@ impl Shard {
         {
             self.closing.push(Reverse((at, run_id)));
         }
-    }
-
-    /// Tells whether a run of this state and phase may be ended by the caller, for tests and the sweep.
-    #[must_use]
-    pub fn is_waiting_for_publish(&self, run_id: RunId) -> bool {
-        self.runs.get(&run_id).is_some_and(|l| {
-            matches!(l.phase, Phase::Queued | Phase::Publishing | Phase::Replacing) && l.run().state == RunState::Pending
-        })
     }
 }
