@@ -13,7 +13,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::api::{Api, ApiError, Failure, answer, code, order};
-use super::{NatsConfig, connect};
+use super::{NatsConfig, connect, triggers};
 use crate::ports::{BusError, Outgoing, PubAck, PublishError, Publisher};
 
 /// What a PubAck may take: longer than a busy server needs, short against an election (4–9 s), in which the first
@@ -100,9 +100,12 @@ impl Publisher for NatsPublisher {
         match order(&self.api, "delete", format!("STREAM.MSG.DELETE.{}", self.stream), &body).await {
             Ok(Ok(())) => Ok(true),
             Ok(Err(error)) if error.is(code::SEQUENCE_NOT_FOUND) || error.is(code::MESSAGE_NOT_FOUND) => Ok(false),
-            // The store's own "no message found" comes wrapped.
-            Ok(Err(error)) if error.is(code::MESSAGE_DELETE_FAILED) && error.description.contains("no message") => {
-                Ok(false)
+            // On a replicated stream the store's own words come wrapped, and absence has several of them.
+            Ok(Err(error)) if error.is(code::MESSAGE_DELETE_FAILED) => {
+                match triggers::message(&self.api, &self.stream, &json!({ "seq": seq })).await {
+                    Ok(None) => Ok(false),
+                    _ => Err(PublishError::Transient(error.to_string())),
+                }
             }
             Ok(Err(error)) => Err(refused(&error)),
             Err(failure) => Err(unanswered(failure)),
