@@ -5,10 +5,15 @@
 //!      → AX_EVENTS → settle (state, retries, history) → page, metrics, notices
 //! ```
 //!
-//! [`core`] decides and does no I/O; [`ports`] says what it needs of the outside world; `loops` carry it out.
+//! [`core`] decides and does no I/O; [`ports`] says what it needs of the outside world; [`loops`] carry it out;
+//! `store` and `bus` implement the ports; `app` puts it together.
 
 pub mod bus;
 pub mod core;
+pub mod failpoint;
 pub mod loops;
 pub mod ports;
 pub mod store;
+
+/// Version of the program.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");

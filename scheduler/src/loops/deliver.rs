@@ -12,6 +12,7 @@ use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 
 use super::{EndOfTerm, Term, pause};
+use crate::failpoint::die_at;
 use crate::ports::{PubAck, PublishError, Publisher};
 
 /// Publishes under way at once; more buys nothing on one connection.
@@ -99,6 +100,7 @@ fn answered(term: &Term, run_id: RunId, answer: Result<PubAck, PublishError>) {
     let mut shard = term.shard();
     let result = match answer {
         Ok(ack) => {
+            die_at("publish.acked");
             shard.published(run_id, ack, now);
             if let Some(run) = shard.run(run_id) {
                 tracing::info!(

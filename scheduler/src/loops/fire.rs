@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::{EndOfTerm, Term, wait};
 use crate::core::shard::{FireReport, Fired};
+use crate::failpoint::die_at;
 
 /// Longest sleep: what else becomes due is signalled, this is only a belt for the braces.
 const LONGEST: Duration = Duration::from_millis(500);
@@ -25,6 +26,7 @@ pub(super) async fn run(term: Arc<Term>) -> EndOfTerm {
                 }
             };
             if let Some(report) = report {
+                die_at("fire.decided");
                 term.wake.deliver.notify_one();
                 term.wake.flush.notify_one();
                 note(&term, report);

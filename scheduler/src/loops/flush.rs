@@ -9,6 +9,7 @@ use tokio::sync::mpsc;
 use super::{Chain, EndOfTerm, Term, wait};
 use crate::core::run::Run;
 use crate::core::shard::Effect;
+use crate::failpoint::die_at;
 use crate::ports::{Batch, StoreError};
 
 /// Runs in one transaction.
@@ -76,6 +77,7 @@ async fn run_once(
     effects: Option<&mpsc::UnboundedSender<(Effect, Run)>>,
 ) -> Result<bool, StoreError> {
     let Some(flush) = term.shard().take_flush() else { return Ok(false) };
+    die_at("flush.begin");
     for batch in split(&flush.batch) {
         if let Err(e) = term.cx.store.commit(term.epoch, &batch).await {
             term.shard().not_committed(flush);
@@ -84,6 +86,7 @@ async fn run_once(
         term.note_commit();
     }
     metrics::histogram!("ax_flush_runs").record(flush.batch.runs.len() as f64);
+    die_at("flush.committed");
     let done = term.shard().committed(flush);
     term.wake.fire.notify_one();
     if let Some(effects) = effects {

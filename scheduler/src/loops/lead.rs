@@ -198,7 +198,7 @@ async fn renew(cx: Context, lease: Arc<Mutex<HeldLease>>, ended: CancellationTok
 }
 
 /// After a compare-and-set that missed: a write of ours whose answer was lost may have moved the revision.
-async fn still_ours(cx: &Context, lease: &Mutex<HeldLease>) -> bool {
+pub(super) async fn still_ours(cx: &Context, lease: &Mutex<HeldLease>) -> bool {
     let instance = lease.lock().expect("lease").value.instance;
     match cx.bus.lease().await {
         Ok(Some(entry)) if entry.value.instance == instance => {

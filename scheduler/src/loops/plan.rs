@@ -8,6 +8,7 @@ use ax_shared::TaskId;
 use super::term::{ensure_consumers, group_configs, publish_group_configs};
 use super::{EndOfTerm, Term, wait};
 use crate::core::tasks::PlanPass;
+use crate::failpoint::die_at;
 use crate::ports::{Planned, Watermark};
 
 /// Rows in one transaction of an ordinary pass.
@@ -64,6 +65,7 @@ async fn write(term: &Arc<Term>, pass: &mut PlanPass, seen_rev: u64) -> Result<P
         let rows = pass.rows.split_off(at);
         take_up(term, rows, &planned);
     }
+    die_at("plan.computed");
     let watermark = Watermark { until: pass.until, seen_rev };
     let planned = loop {
         let answer = store.plan(term.epoch, &pass.rows, Some(watermark)).await;
@@ -72,6 +74,7 @@ async fn write(term: &Arc<Term>, pass: &mut PlanPass, seen_rev: u64) -> Result<P
         }
     };
     if matches!(planned, Planned::Done { .. }) {
+        die_at("plan.committed");
         take_up(term, std::mem::take(&mut pass.rows), &planned);
     }
     Ok(planned)

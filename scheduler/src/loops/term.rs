@@ -17,6 +17,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use super::lead::still_ours;
 use super::{
     Context, EndOfTerm, HeldLease, Wake, adopt, compensate, deliver, effects, fire, flush, plan, reconcile, settle,
 };
@@ -171,21 +172,26 @@ async fn begin(
 
 /// Writes the epoch to the key, which also proves that the lease is still ours after the database said yes.
 async fn announce_epoch(cx: &Context, lease: &Mutex<HeldLease>, epoch: u64) -> Result<(), EndOfTerm> {
-    let (mut value, revision) = {
-        let held = lease.lock().expect("lease");
-        (held.value.clone(), held.revision)
-    };
-    value.epoch = epoch;
-    let sent_at = cx.clock.boot();
-    match cx.bus.lease_take(&value, Some(revision)).await.map_err(takeover)? {
-        LeaseWrite::Won(revision) => {
+    loop {
+        let (value, revision) = {
             let mut held = lease.lock().expect("lease");
-            held.value = value;
+            held.value.epoch = epoch;
+            (held.value.clone(), held.revision)
+        };
+        let sent_at = cx.clock.boot();
+        if let LeaseWrite::Won(revision) = cx.bus.lease_take(&value, Some(revision)).await.map_err(takeover)? {
+            let mut held = lease.lock().expect("lease");
             held.revision = held.revision.max(revision);
             held.trust.renewed(sent_at);
-            Ok(())
+            return Ok(());
         }
-        LeaseWrite::Lost => Err(EndOfTerm::LeaseLost("another node took it during the takeover")),
+        // The renewal writes the same key: a miss against an older revision of our own is none.
+        if lease.lock().expect("lease").revision == revision && !still_ours(cx, lease).await {
+            return Err(EndOfTerm::LeaseLost("another node took it during the takeover"));
+        }
+        if lease.lock().expect("lease").revision == revision {
+            return Err(EndOfTerm::LeaseLost("the key does not take the epoch"));
+        }
     }
 }
 

@@ -59,6 +59,8 @@ struct Live {
     phase: Phase,
     /// The definition that it is published with; bound at the decision.
     spec: Option<Arc<TaskDefinition>>,
+    /// A publish of its current message was not answered: it may be in the stream.
+    unanswered: bool,
     dirty: bool,
 }
 
@@ -218,10 +220,12 @@ impl Shard {
             match live.phase {
                 // Decided at the due instant, on the definition of that moment.
                 Phase::Planned | Phase::Blocked | Phase::Ended => {}
-                Phase::Queued | Phase::Replacing => {
+                Phase::Queued | Phase::Replacing if !live.unanswered => {
                     self.apply(id, RunEvent::Ended { state: RunState::Cancelled, reason: "task_deleted", at: now });
                 }
-                Phase::Publishing | Phase::Out | Phase::BackingOff => self.cancel(id),
+                Phase::Queued | Phase::Replacing | Phase::Publishing | Phase::Out | Phase::BackingOff => {
+                    self.cancel(id)
+                }
             }
         }
     }
@@ -234,7 +238,7 @@ impl Shard {
         }
         live.ledger.run.intent = Some(Intent::Cancel);
         // While the PubAck is awaited there is no sequence to delete: `published` goes on from the intent.
-        if live.phase != Phase::Publishing {
+        if matches!(live.phase, Phase::Out | Phase::BackingOff) {
             self.effects.push(Effect::Cancel { run_id: id });
         }
         self.touch(id);
@@ -279,7 +283,8 @@ impl Shard {
                 Phase::Ended => self.closing.push(Reverse((now, id))),
                 _ => self.due.push(Reverse((run.publish_at, id))),
             }
-            self.runs.insert(id, Live { ledger: Ledger::new(run, attempts), phase, spec, dirty: false });
+            self.runs
+                .insert(id, Live { ledger: Ledger::new(run, attempts), phase, spec, unanswered: false, dirty: false });
             if self.runs[&id].run().intent == Some(Intent::Cancel) {
                 self.effects.push(Effect::Cancel { run_id: id });
             }
@@ -297,7 +302,13 @@ impl Shard {
             self.due.push(Reverse((run.publish_at, id)));
             self.runs.insert(
                 id,
-                Live { ledger: Ledger::new(run, Vec::new()), phase: Phase::Planned, spec: None, dirty: false },
+                Live {
+                    ledger: Ledger::new(run, Vec::new()),
+                    phase: Phase::Planned,
+                    spec: None,
+                    unanswered: false,
+                    dirty: false,
+                },
             );
         }
     }

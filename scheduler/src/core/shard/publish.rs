@@ -51,6 +51,7 @@ impl Shard {
     pub fn published(&mut self, run_id: RunId, ack: PubAck, at: Timestamp) {
         self.own_message(run_id, ack.seq, at);
         let Some(live) = self.runs.get_mut(&run_id) else { return };
+        live.unanswered = false;
         if live.phase == Phase::Publishing {
             live.phase = Phase::Out;
             if live.run().intent == Some(Intent::Cancel) {
@@ -65,6 +66,7 @@ impl Shard {
         let Some(live) = self.runs.get_mut(&run_id).filter(|l| l.phase == Phase::Publishing) else { return };
         let group = live.run().group.clone();
         live.phase = Phase::Replacing;
+        live.unanswered = true;
         self.queues.end(&group, run_id);
         if at_once {
             self.queue(run_id);

@@ -1,0 +1,74 @@
+//! The demo: the tasks of `examples/tasks/` and a worker for their groups.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use ax_shared::Prefix;
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+/// The documents of `examples/tasks/`, compiled in so that the program needs no checkout.
+const DOCUMENTS: [(&str, &str); 4] = [
+    ("data_sync.json", include_str!("../../../examples/tasks/data_sync.json")),
+    ("demo.json", include_str!("../../../examples/tasks/demo.json")),
+    ("export.json", include_str!("../../../examples/tasks/export.json")),
+    ("payment.json", include_str!("../../../examples/tasks/payment.json")),
+];
+
+/// All example tasks as one document.
+fn document() -> anyhow::Result<Value> {
+    let mut tasks = Vec::new();
+    for (name, text) in DOCUMENTS {
+        let document: Value = serde_json::from_str(text).with_context(|| format!("read the example {name}"))?;
+        let found = ax_shared::definition::tasks_of_document(&document)
+            .map_err(|e| anyhow::anyhow!("{name}: {}", e.message))?
+            .into_iter()
+            .map(|(_, task)| task.clone())
+            .collect::<Vec<_>>();
+        tasks.extend(found);
+    }
+    Ok(json!({ "tasks": tasks }))
+}
+
+/// Applies the example tasks through the API, as a user would.
+async fn apply(http: SocketAddr) -> anyhow::Result<()> {
+    let answer = reqwest::Client::new()
+        .post(format!("http://{http}/api/v1/apply"))
+        .timeout(Duration::from_secs(30))
+        .json(&document()?)
+        .send()
+        .await
+        .context("apply the example tasks")?;
+    if !answer.status().is_success() {
+        bail!("the example tasks were refused: {}", answer.text().await.unwrap_or_default());
+    }
+    Ok(())
+}
+
+/// The running demo.
+pub(super) struct Demo {
+    workers: Vec<tokio::task::JoinHandle<()>>,
+}
+
+impl Demo {
+    /// Waits until its workers have stopped.
+    pub(super) async fn end(self) {
+        for worker in self.workers {
+            let _ = worker.await;
+        }
+    }
+}
+
+/// Applies the tasks and starts a worker for each of their groups.
+pub(super) async fn start(
+    http: SocketAddr,
+    nats_url: &str,
+    prefix: &Prefix,
+    stop: CancellationToken,
+) -> anyhow::Result<Demo> {
+    apply(http).await?;
+    worker::start(nats_url, prefix, stop).await
+}
+
+mod worker;

@@ -1,0 +1,116 @@
+//! `ax dev`: everything on one machine, with a live view of what fires, runs and finishes.
+
+mod demo;
+mod nats;
+mod view;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use tokio_util::sync::CancellationToken;
+
+use crate::app::{self, Node, NodeOptions};
+use crate::bus::nats::NatsConfig;
+
+/// What `ax dev` is started with.
+#[derive(Debug, Clone)]
+pub struct DevOptions {
+    /// Where its data lies: `nats/`, `ax.db`. Defaults to `.ax`.
+    pub folder: PathBuf,
+    /// A NATS to use instead of a private one.
+    pub nats_url: Option<String>,
+    /// Adds the example tasks and a worker that executes them.
+    pub demo: bool,
+    /// The node that it runs; its NATS address and database are filled in here.
+    pub node: NodeOptions,
+    /// Whether `node.database_url` was given by the user.
+    pub database_given: bool,
+}
+
+/// Runs it until `stop` is cancelled.
+///
+/// # Errors
+/// What cannot work, with its cause.
+pub async fn run(mut options: DevOptions, stop: CancellationToken) -> anyhow::Result<()> {
+    std::fs::create_dir_all(&options.folder)
+        .with_context(|| format!("make the folder {}", options.folder.display()))?;
+    let server = match &options.nats_url {
+        Some(_) => None,
+        None => Some(nats::Server::start(&options.folder.join("nats")).await?),
+    };
+    let url = match (&options.nats_url, &server) {
+        (Some(url), _) => url.clone(),
+        (None, Some(server)) => server.url().to_owned(),
+        (None, None) => unreachable!("a private server was started"),
+    };
+    options.node.nats = NatsConfig { urls: vec![url.clone()], ..options.node.nats };
+    if !options.database_given {
+        options.node.database_url = format!("sqlite://{}", options.folder.join("ax.db").display());
+    }
+
+    let node = start(options.node.clone(), stop.clone()).await?;
+    let Some(node) = node else { return Ok(()) };
+    let bus = node.bus();
+    let mut view = view::View::start(&bus, &options.node.nats.prefix, stop.child_token()).await?;
+    app::announce(node.http_addr());
+    view.welcome(&url, node.http_addr(), options.demo, &options.node.nats.prefix);
+
+    let demo = match options.demo {
+        true => Some(demo::start(node.http_addr(), &url, &options.node.nats.prefix, stop.child_token()).await?),
+        false => None,
+    };
+    let ended = match server {
+        // A private server that dies takes everything with it: say so at once instead of reconnecting for ever.
+        Some(mut server) => {
+            let stopped = stop.clone();
+            let watched = tokio::spawn(async move {
+                tokio::select! {
+                    status = server.ended() => {
+                        tracing::error!(status, "the private nats-server ended");
+                        stopped.cancel();
+                    }
+                    () = stopped.cancelled() => {}
+                }
+                server
+            });
+            let ended = node.wait().await;
+            stop.cancel();
+            if let Some(demo) = demo {
+                demo.end().await;
+            }
+            if let Ok(server) = watched.await {
+                server.stop().await;
+            }
+            ended
+        }
+        None => {
+            let ended = node.wait().await;
+            stop.cancel();
+            if let Some(demo) = demo {
+                demo.end().await;
+            }
+            ended
+        }
+    };
+    view.end().await;
+    ended
+}
+
+async fn start(options: NodeOptions, stop: CancellationToken) -> anyhow::Result<Option<Node>> {
+    let wanted = options.http_addr;
+    let started = tokio::select! {
+        () = stop.cancelled() => return Ok(None),
+        started = Node::start(options.clone(), stop.clone()) => started,
+    };
+    match started {
+        Ok(node) => Ok(Some(node)),
+        // A port that is taken need not stop a demonstration.
+        Err(e) if crate::api::http::is_address_in_use(&e) && wanted.port() != 0 => {
+            tracing::warn!(%wanted, "this address is in use; taking a free port instead");
+            let http_addr = SocketAddr::new(wanted.ip(), 0);
+            Ok(Some(Node::start(NodeOptions { http_addr, ..options }, stop).await?))
+        }
+        Err(e) => Err(e),
+    }
+}
