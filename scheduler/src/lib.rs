@@ -9,5 +9,6 @@
 
 pub mod bus;
 pub mod core;
+pub mod loops;
 pub mod ports;
 pub mod store;

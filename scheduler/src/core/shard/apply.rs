@@ -1,0 +1,230 @@
+//! What happened, applied to the runs in memory.
+
+use std::cmp::Reverse;
+
+use ax_shared::{RunId, Timestamp};
+
+use super::{Effect, Phase, Shard};
+use crate::core::events::{self, Told};
+use crate::core::run::{AttemptOutcome, RunState, Signal, SignalKind};
+use crate::core::settle::{Outcome, RunEvent};
+use crate::ports::StreamMessage;
+
+/// How long the message of a successful run is left alone for its worker to ack, in milliseconds.
+const CLOSE_AFTER_MS: i64 = 2000;
+/// Longest wait before a replacement, in milliseconds, whatever the backoff says; longer waits are the worker's NAK.
+const MAX_REPLACE_DELAY_MS: i64 = 300_000;
+
+/// What a message of AX_EVENTS did, for metrics and the log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Applied {
+    /// It moved a run.
+    Run(RunId, Outcome),
+    /// It is about a message that no run owns yet, and is kept.
+    Kept,
+    /// It changed nothing.
+    Nothing,
+    /// It could not be understood.
+    Malformed(String),
+}
+
+impl Shard {
+    /// Applies the next message of AX_EVENTS, in stream order.
+    pub fn apply_event(&mut self, message: &StreamMessage) -> Applied {
+        let applied = match events::read(&self.prefix, message) {
+            Told::Worker { run_id, event } => Applied::Run(run_id, self.apply(run_id, event)),
+            Told::Server { seq, kind, deliveries, at, delivered_at } => match self.by_seq.get(&seq) {
+                Some(&run_id) => Applied::Run(run_id, self.apply_signal(run_id, kind, deliveries, at, delivered_at)),
+                None => {
+                    self.keep_signal(Signal {
+                        incarnation: self.triggers_incarnation.clone(),
+                        seq,
+                        kind,
+                        deliveries,
+                        at,
+                    });
+                    Applied::Kept
+                }
+            },
+            Told::Unknown => Applied::Nothing,
+            Told::Malformed(why) => Applied::Malformed(why),
+        };
+        self.settled.seq = self.settled.seq.max(message.seq);
+        self.settled_dirty = true;
+        applied
+    }
+
+    pub(super) fn apply_signal(
+        &mut self,
+        run_id: RunId,
+        kind: SignalKind,
+        deliveries: u32,
+        at: Timestamp,
+        delivered_at: Option<Timestamp>,
+    ) -> Outcome {
+        let event = match kind {
+            SignalKind::Acked => RunEvent::Acked { deliveries, delivered_at, at },
+            SignalKind::Naked => RunEvent::Naked { deliveries, at },
+            SignalKind::Terminated => RunEvent::Terminated { deliveries, at },
+            SignalKind::MaxDeliveries => RunEvent::Exhausted { deliveries, at },
+        };
+        self.apply(run_id, event)
+    }
+
+    fn keep_signal(&mut self, signal: Signal) {
+        let kept = self.signals.entry(signal.seq).or_default();
+        if !kept.contains(&signal) {
+            kept.push(signal.clone());
+            self.signals_add.push(signal);
+        }
+    }
+
+    /// Forgets signals told before `before`: their message's run has long been gone. Answers how many.
+    pub fn expire_signals(&mut self, before: Timestamp) -> usize {
+        let mut expired = Vec::new();
+        self.signals.retain(|_, kept| {
+            kept.retain(|s| {
+                let keep = s.at >= before;
+                if !keep {
+                    expired.push(s.clone());
+                }
+                keep
+            });
+            !kept.is_empty()
+        });
+        let count = expired.len();
+        self.signals_remove.extend(expired);
+        count
+    }
+
+    /// Applies an event to a run and sees to what follows from it.
+    pub fn apply(&mut self, run_id: RunId, event: RunEvent) -> Outcome {
+        let Some(live) = self.runs.get_mut(&run_id) else { return Outcome::Ignored };
+        let at = instant_of(&event);
+        let is_start = matches!(event, RunEvent::Started { .. });
+        let before = live.ledger.run.state;
+        let outcome = live.ledger.apply(event);
+        match outcome {
+            Outcome::Ignored => return outcome,
+            Outcome::Moved => {
+                let run = live.run();
+                let (group, state) = (run.group.clone(), run.state);
+                if is_start {
+                    live.phase = Phase::Out;
+                    self.queues.begin(&group, run_id);
+                }
+                if state != before {
+                    self.effects.push(Effect::Notice { run_id });
+                }
+            }
+            Outcome::BackingOff => {
+                live.phase = Phase::BackingOff;
+                let group = live.run().group.clone();
+                self.queues.end(&group, run_id);
+                self.effects.push(Effect::Notice { run_id });
+            }
+            Outcome::Replace => self.replace(run_id, at.unwrap_or_default()),
+            Outcome::Final => self.ended(run_id, at.unwrap_or_default()),
+            Outcome::Closed => {}
+        }
+        self.touch(run_id);
+        outcome
+    }
+
+    /// The run's message is of no more use, attempts are left: commit the next message number, then publish it.
+    fn replace(&mut self, run_id: RunId, at: Timestamp) {
+        let Some(live) = self.runs.get_mut(&run_id) else { return };
+        let released = live
+            .ledger
+            .attempts
+            .iter()
+            .any(|a| a.attempt == live.ledger.run.attempt && a.outcome == Some(AttemptOutcome::Released));
+        let old = live.ledger.run.message.clone();
+        let failed = live.ledger.run.attempt;
+        live.ledger.replace_message();
+        live.phase = Phase::Replacing;
+        // The jitter spreads many tasks; one replacement needs none.
+        let delay = if released { 0 } else { live.spec.as_ref().map_or(0, |s| s.retry_backoff.delay_ms(failed, 0.0)) };
+        let delay = i64::try_from(delay).unwrap_or(i64::MAX).min(MAX_REPLACE_DELAY_MS);
+        let group = live.run().group.clone();
+        self.queues.end(&group, run_id);
+        if let Some(old) = old {
+            self.by_seq.remove(&old.seq);
+            if old.open {
+                self.effects.push(Effect::Delete { run_id, seq: old.seq, bury: false });
+            }
+        }
+        self.effects.push(Effect::Requeue { run_id, not_before: at.plus_millis(delay) });
+        self.effects.push(Effect::Notice { run_id });
+    }
+
+    /// The run became final just now.
+    fn ended(&mut self, run_id: RunId, at: Timestamp) {
+        let Some(live) = self.runs.get_mut(&run_id) else { return };
+        live.phase = Phase::Ended;
+        let run = &live.ledger.run;
+        let (group, task, priority, publish_at) =
+            (run.group.clone(), run.task_id.clone(), run.priority, run.publish_at);
+        if let Some(message) = run.message.as_ref().filter(|m| m.open) {
+            if run.state == RunState::Succeeded {
+                // Its worker acks right after the event; deleting at once would only cost a request.
+                self.closing.push(Reverse((at.plus_millis(CLOSE_AFTER_MS), run_id)));
+            } else {
+                let bury = matches!(run.state, RunState::Failed | RunState::TimedOut);
+                self.effects.push(Effect::Delete { run_id, seq: message.seq, bury });
+            }
+        }
+        self.queues.remove(&group, priority, publish_at, run_id);
+        self.queues.end(&group, run_id);
+        self.clear_busy(&task, run_id);
+        self.effects.push(Effect::Notice { run_id });
+        // Whoever was held back by this run can be judged now.
+        for blocked in self.blocked.remove(&run_id).unwrap_or_default() {
+            if let Some(other) = self.runs.get_mut(&blocked).filter(|l| l.phase == Phase::Blocked) {
+                other.phase = Phase::Planned;
+                self.due.push(Reverse((other.ledger.run.publish_at, blocked)));
+            }
+        }
+    }
+
+    /// Messages of ended runs whose ack has not been seen in time.
+    pub(super) fn close_due(&mut self, now: Timestamp) {
+        while let Some(Reverse((_, id))) = self.closing.peek().copied().filter(|Reverse((at, _))| *at <= now) {
+            self.closing.pop();
+            if let Some(live) = self.runs.get(&id)
+                && let Some(message) = live.run().message.as_ref().filter(|m| m.open)
+            {
+                self.effects.push(Effect::Delete { run_id: id, seq: message.seq, bury: false });
+            }
+        }
+    }
+
+    /// A deletion was answered: the message is gone.
+    pub fn message_closed(&mut self, run_id: RunId) {
+        self.apply(run_id, RunEvent::Closed);
+    }
+
+    /// A deletion was not answered: try again later.
+    pub fn close_again(&mut self, run_id: RunId, at: Timestamp) {
+        self.closing.push(Reverse((at, run_id)));
+    }
+}
+
+fn instant_of(event: &RunEvent) -> Option<Timestamp> {
+    match event {
+        RunEvent::Published { at, .. }
+        | RunEvent::Started { at, .. }
+        | RunEvent::Succeeded { at, .. }
+        | RunEvent::Failed { at, .. }
+        | RunEvent::Released { at, .. }
+        | RunEvent::Cancelled { at, .. }
+        | RunEvent::Acked { at, .. }
+        | RunEvent::Naked { at, .. }
+        | RunEvent::Terminated { at, .. }
+        | RunEvent::Exhausted { at, .. }
+        | RunEvent::Reconciled { at }
+        | RunEvent::Refused { at, .. }
+        | RunEvent::Ended { at, .. } => Some(*at),
+        RunEvent::Progress { .. } | RunEvent::Closed => None,
+    }
+}

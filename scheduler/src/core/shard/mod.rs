@@ -1,0 +1,442 @@
+//! One shard as its leader holds it: tasks, runs that have not ended, delivery queues, what is not yet in SQL.
+//!
+//! Everything the leader decides is decided here, synchronously, on arguments alone. The loops bring in what happened
+//! and carry out what comes out: planned rows, messages to publish, batches to commit, effects to do after a commit.
+//!
+//! Invariants:
+//! - An effect (deletion, notice, replacement) leaves [`Shard::committed`] only after the batch that holds its cause.
+//! - `settled` in a batch never passes an event whose consequences are not in that batch or an earlier one.
+//! - A run is in memory from its insertion or adoption until it is final, committed and its message is closed.
+
+mod apply;
+mod fire;
+mod flush;
+mod publish;
+
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, BinaryHeap, HashMap, HashSet};
+use std::sync::Arc;
+
+use ax_shared::{ConsumerName, Group, Prefix, RunId, TaskDefinition, TaskId, Timestamp};
+
+use crate::core::definitions::TaskRow;
+use crate::core::delivery::{DeliveryQueues, QueueLength};
+use crate::core::run::{Attempt, Decision, Intent, Run, RunState, Signal};
+use crate::core::schedule::ScheduleError;
+use crate::core::settle::{Ledger, RunEvent};
+use crate::core::tasks::{PlanPass, Tasks};
+use crate::ports::{EventsPosition, ShardState};
+
+pub use apply::Applied;
+pub use fire::{FireReport, Fired};
+pub use flush::{Effect, Flush};
+pub use publish::{LookedUp, Publish};
+
+/// Where a run is on the leader's path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// Not due yet.
+    Planned,
+    /// Due, held back until the run that blocks it has been reconciled.
+    Blocked,
+    /// In its group's delivery queue.
+    Queued,
+    /// Published, PubAck awaited.
+    Publishing,
+    /// In the stream.
+    Out,
+    /// Its attempt failed; the stream will deliver the message again.
+    BackingOff,
+    /// A new message is owed once the replacement is committed and its wait is over.
+    Replacing,
+    /// Final.
+    Ended,
+}
+
+#[derive(Debug)]
+struct Live {
+    ledger: Ledger,
+    phase: Phase,
+    /// The definition that it is published with; bound at the decision.
+    spec: Option<Arc<TaskDefinition>>,
+    dirty: bool,
+}
+
+impl Live {
+    fn run(&self) -> &Run {
+        &self.ledger.run
+    }
+}
+
+/// A run that is in the stream without having ended, as the reconciliation sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Outstanding {
+    /// The run.
+    pub run_id: RunId,
+    /// Sequence of its message.
+    pub seq: u64,
+    /// Incarnation of the stream of that sequence.
+    pub incarnation: String,
+    /// The consumer that delivers it.
+    pub consumer: ConsumerName,
+    /// What is being done to it.
+    pub intent: Option<Intent>,
+    /// Whether an attempt of the current message failed or was handed back: its absence is then no success.
+    pub speaks_against: bool,
+    /// When it was published.
+    pub published_at: Timestamp,
+}
+
+/// The state of one shard.
+#[derive(Debug)]
+pub struct Shard {
+    prefix: Prefix,
+    epoch: u64,
+    definitions_rev: u64,
+    tasks: Tasks,
+    runs: HashMap<RunId, Live>,
+    /// Runs by the sequence of their message in the present incarnation of AX_TRIGGERS.
+    by_seq: HashMap<u64, RunId>,
+    triggers_incarnation: String,
+    due: BinaryHeap<Reverse<(Timestamp, RunId)>>,
+    /// Runs to put into their queue at an instant: replacements and publishes to try again.
+    later: BinaryHeap<Reverse<(Timestamp, RunId)>>,
+    /// Successful runs whose message is deleted at an instant unless its ack is seen before.
+    closing: BinaryHeap<Reverse<(Timestamp, RunId)>>,
+    queues: DeliveryQueues,
+    /// Handed-over runs, per task, that count for its overlap policy.
+    busy: HashMap<TaskId, Vec<RunId>>,
+    /// Runs held back, by the run that blocks them.
+    blocked: HashMap<RunId, Vec<RunId>>,
+    signals: HashMap<u64, Vec<Signal>>,
+    signals_add: Vec<Signal>,
+    signals_remove: Vec<Signal>,
+    dirty: Vec<RunId>,
+    effects: Vec<Effect>,
+    settled: EventsPosition,
+    settled_dirty: bool,
+}
+
+impl Shard {
+    /// An empty shard of a leader with the epoch of `state`.
+    #[must_use]
+    pub fn new(prefix: Prefix, state: &ShardState) -> Self {
+        Self {
+            prefix,
+            epoch: state.epoch,
+            definitions_rev: 0,
+            tasks: Tasks::new(state.planned_until),
+            runs: HashMap::new(),
+            by_seq: HashMap::new(),
+            triggers_incarnation: String::new(),
+            due: BinaryHeap::new(),
+            later: BinaryHeap::new(),
+            closing: BinaryHeap::new(),
+            queues: DeliveryQueues::default(),
+            busy: HashMap::new(),
+            blocked: HashMap::new(),
+            signals: HashMap::new(),
+            signals_add: Vec::new(),
+            signals_remove: Vec::new(),
+            dirty: Vec::new(),
+            effects: Vec::new(),
+            settled: state.settled.clone(),
+            settled_dirty: false,
+        }
+    }
+
+    /// The leader's fencing number.
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// The revision of the definitions that are loaded.
+    #[must_use]
+    pub fn definitions_rev(&self) -> u64 {
+        self.definitions_rev
+    }
+
+    /// The tasks.
+    #[must_use]
+    pub fn tasks(&self) -> &Tasks {
+        &self.tasks
+    }
+
+    /// Runs in memory.
+    #[must_use]
+    pub fn live_runs(&self) -> usize {
+        self.runs.len()
+    }
+
+    /// A run in memory.
+    #[must_use]
+    pub fn run(&self, id: RunId) -> Option<&Run> {
+        self.runs.get(&id).map(Live::run)
+    }
+
+    /// What each group's queue holds.
+    pub fn queue_lengths(&self) -> impl Iterator<Item = (&Group, QueueLength)> {
+        self.queues.lengths()
+    }
+
+    /// Sets how many messages of a group may be outstanding.
+    pub fn set_window(&mut self, group: &Group, window: Option<usize>) {
+        self.queues.set_window(group, window);
+    }
+
+    /// The consumers that tasks and unfinished runs need.
+    #[must_use]
+    pub fn consumers(&self) -> BTreeSet<ConsumerName> {
+        let mut names: BTreeSet<_> = self.tasks.iter().map(super::tasks::Task::consumer).collect();
+        names.extend(self.runs.values().filter_map(|live| consumer_of(live.run())));
+        names
+    }
+
+    /// Takes up definition rows of revision `rev`: at first load all, later what changed. Answers the ids of rows that
+    /// do not compile, which are left out, with the reason.
+    pub fn load_tasks(&mut self, rev: u64, rows: Vec<TaskRow>, now: Timestamp) -> Vec<(TaskId, ScheduleError)> {
+        let mut broken = Vec::new();
+        for row in rows {
+            let id = row.definition.task_id.clone();
+            if row.deleted_at.is_some() {
+                self.cancel_runs_of(&id, now);
+            }
+            if let Err(e) = self.tasks.put(row) {
+                broken.push((id, e));
+            }
+        }
+        self.definitions_rev = rev;
+        broken
+    }
+
+    /// Ends what a deleted task has queued; what is in the stream is taken back first.
+    fn cancel_runs_of(&mut self, task: &TaskId, now: Timestamp) {
+        let ids: Vec<RunId> = self.runs.values().filter(|l| l.run().task_id == *task).map(|l| l.run().run_id).collect();
+        for id in ids {
+            let Some(live) = self.runs.get_mut(&id) else { continue };
+            match live.phase {
+                // Decided at the due instant, on the definition of that moment.
+                Phase::Planned | Phase::Blocked | Phase::Ended => {}
+                Phase::Queued | Phase::Replacing => {
+                    self.apply(id, RunEvent::Ended { state: RunState::Cancelled, reason: "task_deleted", at: now });
+                }
+                Phase::Publishing | Phase::Out | Phase::BackingOff => self.cancel(id),
+            }
+        }
+    }
+
+    /// Commits the intent to cancel; the effect takes the message back and then ends the run.
+    fn cancel(&mut self, id: RunId) {
+        let Some(live) = self.runs.get_mut(&id) else { return };
+        if live.ledger.run.intent.is_some() {
+            return;
+        }
+        live.ledger.run.intent = Some(Intent::Cancel);
+        // While the PubAck is awaited there is no sequence to delete: `published` goes on from the intent.
+        if live.phase != Phase::Publishing {
+            self.effects.push(Effect::Cancel { run_id: id });
+        }
+        self.touch(id);
+    }
+
+    /// Takes up runs from SQL, at takeover: unfinished ones and final ones whose message may be open. Answers those
+    /// that are due or decided and have no known message: they are to be looked up in the stream before anything is
+    /// published for them.
+    pub fn load_runs(&mut self, runs: Vec<Run>, attempts: Vec<Attempt>, now: Timestamp) -> Vec<RunId> {
+        let mut attempts_of: HashMap<RunId, Vec<Attempt>> = HashMap::new();
+        for attempt in attempts {
+            attempts_of.entry(attempt.run_id).or_default().push(attempt);
+        }
+        let mut unknown = Vec::new();
+        for run in runs {
+            let id = run.run_id;
+            if self.runs.contains_key(&id) {
+                continue;
+            }
+            let attempts = attempts_of.remove(&id).unwrap_or_default();
+            let spec = self.tasks.get(&run.task_id).map(|t| t.row.definition.clone());
+            let phase = if run.state.is_final() {
+                Phase::Ended
+            } else if run.message.is_some() {
+                Phase::Out
+            } else {
+                Phase::Planned
+            };
+            if phase == Phase::Planned && (run.decision.is_some() || run.publish_at <= now) {
+                unknown.push(id);
+            }
+            if let Some(message) = &run.message
+                && message.incarnation == self.triggers_incarnation
+            {
+                self.by_seq.insert(message.seq, id);
+            }
+            if run.kind.is_bound_by_overlap() && run.decision.is_some() && !run.state.is_final() {
+                self.busy.entry(run.task_id.clone()).or_default().push(id);
+            }
+            match phase {
+                Phase::Out => self.queues.begin(&run.group, id),
+                Phase::Ended => self.closing.push(Reverse((now, id))),
+                _ => self.due.push(Reverse((run.publish_at, id))),
+            }
+            self.runs.insert(id, Live { ledger: Ledger::new(run, attempts), phase, spec, dirty: false });
+            if self.runs[&id].run().intent == Some(Intent::Cancel) {
+                self.effects.push(Effect::Cancel { run_id: id });
+            }
+        }
+        unknown
+    }
+
+    /// Runs that were just planned or adopted, in SQL already.
+    pub fn add_runs(&mut self, runs: impl IntoIterator<Item = Run>) {
+        for run in runs {
+            let id = run.run_id;
+            if run.state.is_final() || self.runs.contains_key(&id) {
+                continue;
+            }
+            self.due.push(Reverse((run.publish_at, id)));
+            self.runs.insert(
+                id,
+                Live { ledger: Ledger::new(run, Vec::new()), phase: Phase::Planned, spec: None, dirty: false },
+            );
+        }
+    }
+
+    /// Signals from SQL, at takeover.
+    pub fn load_signals(&mut self, signals: Vec<Signal>) {
+        for signal in signals {
+            self.signals.entry(signal.seq).or_default().push(signal);
+        }
+    }
+
+    /// Rows of a planning pass up to `until`; `changed` tasks are planned from their acceptance on.
+    pub fn plan(&mut self, until: Timestamp, now: Timestamp, changed: &[TaskId]) -> PlanPass {
+        self.tasks.plan(until, now, changed)
+    }
+
+    /// Tasks that a leader before us may not have seen changed: those accepted shortly before the watermark.
+    #[must_use]
+    pub fn recently_changed(&self) -> Vec<TaskId> {
+        let watermark = self.tasks.planned_until();
+        let since = watermark.plus_millis(-60_000);
+        self.tasks
+            .iter()
+            .filter(|t| t.row.updated_at > since && t.row.updated_at <= watermark)
+            .map(|t| t.row.definition.task_id.clone())
+            .collect()
+    }
+
+    /// A planning pass is in SQL.
+    pub fn planned(&mut self, until: Timestamp) {
+        self.tasks.planned(until);
+    }
+
+    /// Names the incarnation of AX_TRIGGERS; sequences of another one mean nothing any more. Answers how many runs
+    /// have lost their message with it.
+    pub fn set_triggers_incarnation(&mut self, incarnation: &str) -> usize {
+        if self.triggers_incarnation == incarnation {
+            return 0;
+        }
+        self.triggers_incarnation = incarnation.to_owned();
+        self.signals.clear();
+        self.by_seq.clear();
+        let mut lost = 0;
+        for live in self.runs.values() {
+            if let Some(message) = &live.run().message {
+                if message.incarnation == incarnation {
+                    self.by_seq.insert(message.seq, live.run().run_id);
+                } else if !live.run().state.is_final() {
+                    lost += 1;
+                }
+            }
+        }
+        lost
+    }
+
+    /// How far AX_EVENTS has been applied (not necessarily committed).
+    #[must_use]
+    pub fn settled(&self) -> &EventsPosition {
+        &self.settled
+    }
+
+    /// AX_EVENTS is another stream now, or begins anew: read from `seq` + 1.
+    pub fn restart_events(&mut self, incarnation: String, seq: u64) {
+        self.settled = EventsPosition { incarnation, seq };
+        self.settled_dirty = true;
+    }
+
+    /// Runs that are in the stream and were published before `before`.
+    #[must_use]
+    pub fn outstanding(&self, before: Timestamp) -> Vec<Outstanding> {
+        self.runs
+            .values()
+            .filter(|l| matches!(l.phase, Phase::Out | Phase::BackingOff))
+            .filter_map(|l| outstanding_of(&l.ledger))
+            .filter(|o| o.published_at < before)
+            .collect()
+    }
+
+    /// One run as the reconciliation sees it, if it is in the stream.
+    #[must_use]
+    pub fn outstanding_run(&self, id: RunId) -> Option<Outstanding> {
+        let live = self.runs.get(&id)?;
+        matches!(live.phase, Phase::Out | Phase::BackingOff).then(|| outstanding_of(&live.ledger)).flatten()
+    }
+
+    fn touch(&mut self, id: RunId) {
+        if let Some(live) = self.runs.get_mut(&id)
+            && !live.dirty
+        {
+            live.dirty = true;
+            self.dirty.push(id);
+        }
+    }
+
+    /// The run was handed over: it blocks others of its task until it has ended.
+    fn mark_busy(&mut self, id: RunId) {
+        if let Some(live) = self.runs.get(&id)
+            && live.run().kind.is_bound_by_overlap()
+            && live.run().decision == Some(Decision::HandOver)
+        {
+            let ids = self.busy.entry(live.run().task_id.clone()).or_default();
+            if !ids.contains(&id) {
+                ids.push(id);
+            }
+        }
+    }
+
+    fn clear_busy(&mut self, task: &TaskId, id: RunId) {
+        if let Some(ids) = self.busy.get_mut(task) {
+            ids.retain(|other| *other != id);
+            if ids.is_empty() {
+                self.busy.remove(task);
+            }
+        }
+    }
+}
+
+fn consumer_of(run: &Run) -> Option<ConsumerName> {
+    Some(ConsumerName { group: run.group.clone(), queue: run.queue.clone(), profile: run.profile? })
+}
+
+fn outstanding_of(ledger: &Ledger) -> Option<Outstanding> {
+    let run = &ledger.run;
+    let message = run.message.as_ref()?;
+    Some(Outstanding {
+        run_id: run.run_id,
+        seq: message.seq,
+        incarnation: message.incarnation.clone(),
+        consumer: consumer_of(run)?,
+        intent: run.intent,
+        speaks_against: ledger.attempts.iter().any(|a| {
+            a.attempt > run.attempt_base && a.outcome.is_some_and(|o| o != crate::core::run::AttemptOutcome::TimedOut)
+        }),
+        published_at: run.published_at.unwrap_or(run.publish_at),
+    })
+}
+
+/// Ids without repetition, in order.
+fn unique(ids: impl IntoIterator<Item = RunId>) -> Vec<RunId> {
+    let mut seen = HashSet::new();
+    ids.into_iter().filter(|id| seen.insert(*id)).collect()
+}

@@ -1,0 +1,115 @@
+//! From the delivery queue to the stream.
+
+use std::cmp::Reverse;
+
+use ax_shared::{RunId, Timestamp};
+
+use super::{Effect, Phase, Shard};
+use crate::core::run::{Intent, Message};
+use crate::core::settle::RunEvent;
+use crate::core::trigger;
+use crate::ports::{Outgoing, PubAck, StreamMessage};
+
+/// Waits before a publish that was not answered is tried again, in milliseconds.
+const RETRY_PUBLISH_MS: i64 = 200;
+
+/// A run to publish.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Publish {
+    /// The run.
+    pub run_id: RunId,
+    /// Its message.
+    pub message: Outgoing,
+}
+
+/// What looking for a run's message in the stream yielded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LookedUp {
+    /// It is the run's current message.
+    Adopted,
+    /// It is an earlier message of the run, which has been replaced: to be deleted.
+    Stale {
+        /// Its sequence.
+        seq: u64,
+    },
+}
+
+impl Shard {
+    /// The next message to publish, by the order of the delivery queues.
+    pub fn pop_publish(&mut self) -> Option<Publish> {
+        while let Some(run_id) = self.queues.pop() {
+            let Some(live) = self.runs.get_mut(&run_id).filter(|l| l.phase == Phase::Queued) else { continue };
+            let Some(spec) = live.spec.clone() else { continue };
+            live.phase = Phase::Publishing;
+            let message = trigger::message(&self.prefix, live.run(), &spec, self.epoch);
+            return Some(Publish { run_id, message });
+        }
+        None
+    }
+
+    /// The stream has the message. `at` is the instant of the PubAck.
+    pub fn published(&mut self, run_id: RunId, ack: PubAck, at: Timestamp) {
+        self.own_message(run_id, ack.seq, at);
+        let Some(live) = self.runs.get_mut(&run_id) else { return };
+        if live.phase == Phase::Publishing {
+            live.phase = Phase::Out;
+            if live.run().intent == Some(Intent::Cancel) {
+                self.effects.push(Effect::Cancel { run_id });
+                self.touch(run_id);
+            }
+        }
+    }
+
+    /// The publish was not answered: the same message again, later or (with a new connection) at once.
+    pub fn publish_unanswered(&mut self, run_id: RunId, now: Timestamp, at_once: bool) {
+        let Some(live) = self.runs.get_mut(&run_id).filter(|l| l.phase == Phase::Publishing) else { return };
+        let group = live.run().group.clone();
+        live.phase = Phase::Replacing;
+        self.queues.end(&group, run_id);
+        if at_once {
+            self.queue(run_id);
+        } else {
+            self.later.push(Reverse((now.plus_millis(RETRY_PUBLISH_MS), run_id)));
+        }
+    }
+
+    /// The stream refused the message for good.
+    pub fn publish_refused(&mut self, run_id: RunId, reason: String, at: Timestamp) {
+        self.apply(run_id, RunEvent::Refused { reason, at });
+    }
+
+    /// Adopts a message of a run found in the stream at takeover, if it is the current one.
+    pub fn adopt_message(&mut self, run_id: RunId, found: &StreamMessage) -> Option<LookedUp> {
+        let live = self.runs.get_mut(&run_id)?;
+        let id = found.headers.get(ax_shared::subjects::header::MSG_ID).map(String::as_str);
+        if id != Some(trigger::message_id(live.run()).as_str()) {
+            return Some(LookedUp::Stale { seq: found.seq });
+        }
+        live.phase = Phase::Out;
+        let run = &mut live.ledger.run;
+        run.decision = Some(crate::core::run::Decision::HandOver);
+        let group = run.group.clone();
+        self.queues.begin(&group, run_id);
+        self.mark_busy(run_id);
+        self.own_message(run_id, found.seq, found.at);
+        Some(LookedUp::Adopted)
+    }
+
+    /// The run's message has a sequence: apply what was told about that before it was known.
+    fn own_message(&mut self, run_id: RunId, seq: u64, at: Timestamp) {
+        let incarnation = self.triggers_incarnation.clone();
+        self.by_seq.insert(seq, run_id);
+        self.apply(run_id, RunEvent::Published { message: Message { incarnation, seq, open: true }, at });
+        for signal in self.signals.remove(&seq).unwrap_or_default() {
+            self.apply_signal(run_id, signal.kind, signal.deliveries, signal.at, None);
+            self.signals_remove.push(signal);
+        }
+        // An outcome that overtook the PubAck left the message without a closing.
+        if let Some(live) = self.runs.get(&run_id)
+            && live.phase == Phase::Ended
+            && live.run().message.as_ref().is_some_and(|m| m.open)
+        {
+            self.closing.push(Reverse((at, run_id)));
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! Takes up one-off runs that any node has inserted: at once when hinted, within a second in any case.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+
+use super::{EndOfTerm, Term, pause, wait};
+use crate::ports::Hint;
+
+/// Rows taken up at once.
+const BATCH: u32 = 1000;
+/// How often to look without a hint.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// Runs the loop.
+pub(super) async fn run(term: Arc<Term>) -> EndOfTerm {
+    let store = &term.cx.store;
+    loop {
+        loop {
+            let due_before = term.cx.clock.now() + term.cx.settings.plan_horizon;
+            let answer = store.adopt_runs(term.epoch, due_before, BATCH).await;
+            let runs = match term.done("adopt", answer).await {
+                Ok(Some(runs)) => runs,
+                Ok(None) => continue,
+                Err(end) => return end,
+            };
+            let count = runs.len();
+            for run in &runs {
+                tracing::info!(
+                    target: "ax::run",
+                    run_id = %run.run_id, task_id = %run.task_id, trace_id = run.run_id.trace_id(), trigger_time = %run.trigger_at,
+                    "planned"
+                );
+            }
+            term.shard().add_runs(runs);
+            if count > 0 {
+                term.wake.fire.notify_one();
+            }
+            if count < BATCH as usize {
+                break;
+            }
+        }
+        if !wait(&term.wake.adopt, EVERY, &term.ended).await {
+            return EndOfTerm::Stopped;
+        }
+    }
+}
+
+/// Hears hints of other nodes and wakes the loop that they are for.
+pub(super) async fn hints(term: Arc<Term>) -> EndOfTerm {
+    loop {
+        match term.cx.bus.hints().await {
+            Ok(mut hints) => loop {
+                let hint = tokio::select! {
+                    () = term.ended.cancelled() => return EndOfTerm::Stopped,
+                    hint = hints.next() => hint,
+                };
+                match hint {
+                    Some(Hint::Runs) => term.wake.adopt.notify_one(),
+                    Some(Hint::Definitions) => term.wake.plan.notify_one(),
+                    None => break,
+                }
+            },
+            Err(e) => tracing::warn!(error = %e, "hints of other nodes cannot be heard; looking every second"),
+        }
+        if !pause(Duration::from_secs(1), &term.ended).await {
+            return EndOfTerm::Stopped;
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! Publishes what the delivery queues yield, pipelined, over a connection of its own.
+//!
+//! The connection never reconnects. When it is lost, everything without a PubAck is driven again over a new one, with
+//! the same message ids, after a look at the lease: a leader that was cut off for longer than its lease must not
+//! publish, and its client must not do so for it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ax_shared::RunId;
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
+
+use super::{EndOfTerm, Term, pause};
+use crate::ports::{PubAck, PublishError, Publisher};
+
+/// Publishes under way at once; more buys nothing on one connection.
+const IN_FLIGHT: usize = 256;
+
+/// Runs the loop.
+pub(super) async fn run(term: Arc<Term>) -> EndOfTerm {
+    loop {
+        let publisher = match open(&term).await {
+            Ok(publisher) => publisher,
+            Err(end) => return end,
+        };
+        term.publisher.send_replace(Some(publisher.clone()));
+        term.wake.fire.notify_one();
+        let end = publish(&term, &publisher).await;
+        term.publisher.send_replace(None);
+        publisher.close().await;
+        if let Some(end) = end {
+            return end;
+        }
+        metrics::counter!("ax_publisher_lost_total").increment(1);
+        tracing::warn!("the publishing connection was lost; opening another");
+    }
+}
+
+/// Opens a connection, then looks at the lease.
+async fn open(term: &Arc<Term>) -> Result<Arc<dyn Publisher>, EndOfTerm> {
+    let mut wait = Duration::from_millis(20);
+    loop {
+        if term.ended.is_cancelled() {
+            return Err(EndOfTerm::Stopped);
+        }
+        let opened = async {
+            let publisher = term.cx.bus.publisher().await?;
+            let lease = term.cx.bus.lease().await?;
+            Ok::<_, crate::ports::BusError>((publisher, lease))
+        };
+        match opened.await {
+            Ok((publisher, lease)) => {
+                let instance = term.lease.lock().expect("lease").value.instance;
+                if lease.is_some_and(|l| l.value.instance == instance) {
+                    return Ok(publisher);
+                }
+                return Err(EndOfTerm::LeaseLost("the key is not this node's any more"));
+            }
+            Err(e) => tracing::warn!(error = %e, "no publishing connection yet"),
+        }
+        if !pause(wait, &term.ended).await {
+            return Err(EndOfTerm::Stopped);
+        }
+        wait = (wait * 2).min(Duration::from_secs(1));
+    }
+}
+
+/// Publishes until the connection is lost (None) or the term ends.
+async fn publish(term: &Arc<Term>, publisher: &Arc<dyn Publisher>) -> Option<EndOfTerm> {
+    let mut in_flight = FuturesUnordered::new();
+    loop {
+        let stopping = term.ended.is_cancelled();
+        if stopping && in_flight.is_empty() {
+            return Some(EndOfTerm::Stopped);
+        }
+        while !stopping && in_flight.len() < IN_FLIGHT && term.may_act() && !publisher.is_closed() {
+            let Some(next) = term.shard().pop_publish() else { break };
+            let publisher = publisher.clone();
+            in_flight.push(async move {
+                let run_id = next.run_id;
+                (run_id, publisher.publish(next.message).await)
+            });
+        }
+        if publisher.is_closed() && in_flight.is_empty() {
+            return None;
+        }
+        tokio::select! {
+            Some((run_id, answer)) = in_flight.next(), if !in_flight.is_empty() => answered(term, run_id, answer),
+            () = term.wake.deliver.notified(), if !stopping => {}
+            () = term.ended.cancelled(), if !stopping => {}
+            () = tokio::time::sleep(Duration::from_millis(200)) => {}
+        }
+    }
+}
+
+fn answered(term: &Term, run_id: RunId, answer: Result<PubAck, PublishError>) {
+    let now = term.cx.clock.now();
+    let mut shard = term.shard();
+    let result = match answer {
+        Ok(ack) => {
+            shard.published(run_id, ack, now);
+            if let Some(run) = shard.run(run_id) {
+                tracing::info!(
+                    target: "ax::run",
+                    %run_id, task_id = %run.task_id, trace_id = run_id.trace_id(), seq = ack.seq,
+                    late_ms = now.millis_since(run.publish_at),
+                    "published"
+                );
+            }
+            if ack.duplicate { "duplicate" } else { "ok" }
+        }
+        Err(PublishError::Transient(why)) => {
+            shard.publish_unanswered(run_id, now, false);
+            tracing::warn!(%run_id, why, "a publish was not answered; publishing again with the same id");
+            "unanswered"
+        }
+        Err(PublishError::Closed) => {
+            shard.publish_unanswered(run_id, now, true);
+            "closed"
+        }
+        Err(PublishError::Refused(why)) => {
+            tracing::error!(%run_id, why, "the stream refused a trigger");
+            shard.publish_refused(run_id, why, now);
+            "refused"
+        }
+    };
+    drop(shard);
+    metrics::counter!("ax_publish_total", "result" => result).increment(1);
+    term.wake.flush.notify_one();
+    if result != "ok" {
+        term.wake.fire.notify_one();
+    }
+}

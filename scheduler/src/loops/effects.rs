@@ -1,0 +1,133 @@
+//! Does what a commit has made permissible: notices, deletions of messages, cancellations.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::json;
+use tokio::sync::{Semaphore, mpsc};
+
+use super::{EndOfTerm, Term, reconcile};
+use crate::core::run::{Run, RunState};
+use crate::core::settle::RunEvent;
+use crate::core::shard::Effect;
+
+/// Effects under way at once.
+const AT_ONCE: usize = 64;
+/// Wait before a deletion that was not answered is tried again, in milliseconds.
+const DELETE_AGAIN_MS: i64 = 1000;
+
+/// Runs the loop.
+pub(super) async fn run(term: Arc<Term>, mut effects: mpsc::UnboundedReceiver<(Effect, Run)>) -> EndOfTerm {
+    let slots = Arc::new(Semaphore::new(AT_ONCE));
+    loop {
+        let next = tokio::select! {
+            () = term.ended.cancelled() => return EndOfTerm::Stopped,
+            next = effects.recv() => next,
+        };
+        let Some((effect, run)) = next else { return EndOfTerm::Stopped };
+        if let Effect::Notice { .. } = effect {
+            // In the order of the commits: whoever watches sees `running` before `succeeded`.
+            notice(&term, &run).await;
+            continue;
+        }
+        let Ok(slot) = slots.clone().acquire_owned().await else { return EndOfTerm::Stopped };
+        let term = term.clone();
+        tokio::spawn(async move {
+            let _slot = slot;
+            match effect {
+                Effect::Delete { seq, bury, .. } => delete(&term, &run, seq, bury).await,
+                Effect::Cancel { .. } => cancel(&term, &run).await,
+                Effect::Notice { .. } | Effect::Requeue { .. } => {}
+            }
+        });
+    }
+}
+
+async fn notice(term: &Term, run: &Run) {
+    if run.state.is_final() {
+        metrics::counter!("ax_runs_total", "state" => run.state.as_str()).increment(1);
+        tracing::info!(
+            target: "ax::run",
+            run_id = %run.run_id, task_id = %run.task_id, trace_id = run.run_id.trace_id(), state = run.state.as_str(),
+            attempt = run.attempt,
+            "settled"
+        );
+    }
+    let body = json!({
+        "run_id": run.run_id, "task_id": run.task_id, "group": run.group, "queue": run.queue, "handler": run.handler,
+        "kind": run.kind, "state": run.state, "reason": run.reason, "attempt": run.attempt,
+        "max_attempts": run.max_attempts, "trigger_time": run.trigger_at, "lateness_ms": run.lateness_ms,
+        "worker_id": run.worker_id, "started_at": run.started_at, "finished_at": run.finished_at,
+    });
+    let subject = term.cx.prefix.notice(run.state.as_str(), &run.address());
+    term.cx.bus.tell(subject, body.to_string().into()).await;
+}
+
+/// Deletes a message; with `bury`, leaves a copy for operators if it is still there.
+async fn delete(term: &Arc<Term>, run: &Run, seq: u64, bury: bool) {
+    let gone = async {
+        let publisher = term.publisher()?;
+        if bury
+            && let Some(message) = term.cx.bus.trigger_at(seq).await.ok()?
+            && term.may_act()
+        {
+            let outgoing = crate::ports::Outgoing {
+                subject: term.cx.prefix.dead(&run.address()),
+                headers: vec![
+                    (ax_shared::subjects::header::MSG_ID, format!("{}:{}:dead", run.run_id, run.message_no)),
+                    ("Ax-Dead-Reason", run.reason.clone().unwrap_or_default().replace(['\r', '\n'], " ")),
+                    ("Ax-Dead-Subject", message.subject.clone()),
+                    ("Ax-Dead-Attempts", run.attempt.to_string()),
+                ],
+                payload: message.payload,
+            };
+            publisher.publish(outgoing).await.ok()?;
+        }
+        if !term.may_act() {
+            return None;
+        }
+        publisher.delete(seq).await.ok()
+    };
+    let answered = gone.await.is_some();
+    let current = run.message.as_ref().is_some_and(|m| m.seq == seq);
+    if !current {
+        // A replaced message; if its deletion was not answered, the takeover or the worker's check deals with it.
+        return;
+    }
+    let mut shard = term.shard();
+    if answered {
+        shard.message_closed(run.run_id);
+        drop(shard);
+        term.wake.flush.notify_one();
+    } else if run.state.is_final() {
+        shard.close_again(run.run_id, term.cx.clock.now().plus_millis(DELETE_AGAIN_MS));
+    }
+}
+
+/// Takes a run's message back, reads past everything that was told before that, then ends it: a success that was
+/// told counts, otherwise it is cancelled. Tried until it succeeds or the term ends; the intent is in SQL.
+async fn cancel(term: &Arc<Term>, run: &Run) {
+    let subject = term.cx.prefix.cancel(&run.group, run.run_id);
+    term.cx.bus.tell(subject, json!({"run_id": run.run_id, "reason": "task_deleted"}).to_string().into()).await;
+    loop {
+        if term.ended.is_cancelled() {
+            return;
+        }
+        let Some(seq) = term.shard().outstanding_run(run.run_id).map(|o| o.seq) else { return };
+        let taken_back = async {
+            term.publisher()?.delete(seq).await.ok()?;
+            let last = term.cx.bus.events().await.ok()?.last_seq;
+            reconcile::read_past(term, last).await.then_some(())
+        };
+        if taken_back.await.is_some() {
+            let at = term.cx.clock.now();
+            term.shard().apply(run.run_id, RunEvent::Ended { state: RunState::Cancelled, reason: "task_deleted", at });
+            term.shard().message_closed(run.run_id);
+            term.wake.flush.notify_one();
+            return;
+        }
+        if !super::pause(Duration::from_millis(500), &term.ended).await {
+            return;
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! The background loops: one file each, each woken by a signal *and* by a timer, each idempotent.
+//!
+//! [`lead`] waits for the lease and runs a [`term`] while it holds it. Within a term `plan`, `adopt`, `fire`, `deliver`,
+//! `settle`, `flush`, `effects`, `reconcile` and `compensate` share one [`Term`]; the first of them that ends ends the
+//! term. What a loop does when NATS or SQL is away is to try again; only the loss of the lease or of the fence ends it.
+
+mod adopt;
+pub mod clock;
+mod compensate;
+mod deliver;
+mod effects;
+mod fire;
+mod flush;
+pub mod lead;
+mod plan;
+mod reconcile;
+mod settle;
+pub mod term;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use ax_shared::{Prefix, RunId};
+use tokio::sync::{Notify, mpsc, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::core::lease::Trust;
+use crate::core::shard::Shard;
+use crate::ports::{Bus, Clock, LeaseValue, Publisher, Store, StoreError};
+
+pub use term::Term;
+
+/// What the loops need of their surroundings.
+#[derive(Clone)]
+pub struct Context {
+    /// The database.
+    pub store: Arc<dyn Store>,
+    /// NATS.
+    pub bus: Arc<dyn Bus>,
+    /// The corrected clock.
+    pub clock: Arc<dyn Clock>,
+    /// Subjects and names.
+    pub prefix: Prefix,
+    /// How the loops go.
+    pub settings: Settings,
+}
+
+/// How the loops go. Durations are real time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// Lifetime of the lease. Defaults to 5 s.
+    pub lease_ttl: Duration,
+    /// How far ahead runs are committed. Defaults to 2 s.
+    pub plan_horizon: Duration,
+    /// How often the compensation looks for what was missed. Defaults to 60 s.
+    pub sweep_interval: Duration,
+    /// How long changes are collected before they are written. Defaults to 20 ms.
+    pub flush_interval: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            lease_ttl: Duration::from_secs(5),
+            plan_horizon: Duration::from_secs(2),
+            sweep_interval: Duration::from_secs(60),
+            flush_interval: Duration::from_millis(20),
+        }
+    }
+}
+
+/// Why a term ended.
+#[derive(Debug, thiserror::Error)]
+pub enum EndOfTerm {
+    /// The program stops.
+    #[error("stopped")]
+    Stopped,
+    /// Another node has the lease, or it could not be renewed in time.
+    #[error("the lease is lost: {0}")]
+    LeaseLost(&'static str),
+    /// The database has a higher epoch.
+    #[error(transparent)]
+    Fenced(StoreError),
+    /// The term could not begin; it is tried again.
+    #[error("takeover failed: {0}")]
+    Takeover(#[source] anyhow::Error),
+}
+
+/// The lease as this node holds it.
+#[derive(Debug)]
+pub(crate) struct HeldLease {
+    pub(crate) value: LeaseValue,
+    pub(crate) revision: u64,
+    pub(crate) trust: Trust,
+}
+
+/// Signals between the loops of a term.
+#[derive(Debug, Default)]
+pub(crate) struct Wake {
+    pub(crate) plan: Notify,
+    pub(crate) adopt: Notify,
+    pub(crate) fire: Notify,
+    pub(crate) deliver: Notify,
+    pub(crate) flush: Notify,
+}
+
+impl Term {
+    /// The shard. Never held across an await.
+    pub(crate) fn shard(&self) -> MutexGuard<'_, Shard> {
+        self.shard.lock().expect("no loop panics while it holds the shard")
+    }
+
+    /// Whether this node may act as leader now.
+    pub(crate) fn may_act(&self) -> bool {
+        self.lease.lock().expect("lease").trust.holds(self.cx.clock.boot())
+    }
+
+    /// The publishing connection, if it is up.
+    pub(crate) fn publisher(&self) -> Option<Arc<dyn Publisher>> {
+        self.publisher.borrow().clone().filter(|p| !p.is_closed())
+    }
+
+    /// Remembers that the database took a write of ours just now.
+    pub(crate) fn note_commit(&self) {
+        self.last_commit_ms.store(self.cx.clock.boot().as_millis() as u64, Ordering::Relaxed);
+    }
+
+    /// Time since the database last took a write of ours.
+    pub(crate) fn since_commit(&self) -> Duration {
+        self.cx.clock.boot().saturating_sub(Duration::from_millis(self.last_commit_ms.load(Ordering::Relaxed)))
+    }
+
+    /// Judges the answer of a database operation: Some = done; None = try again, after a wait that is over by now.
+    ///
+    /// # Errors
+    /// When the fence answered or the term has ended.
+    pub(crate) async fn done<T>(
+        &self,
+        what: &'static str,
+        answer: Result<T, StoreError>,
+    ) -> Result<Option<T>, EndOfTerm> {
+        match answer {
+            Ok(value) => {
+                self.note_commit();
+                Ok(Some(value))
+            }
+            Err(e @ StoreError::Fenced { .. }) => Err(EndOfTerm::Fenced(e)),
+            Err(e) => {
+                tracing::warn!(error = %Chain(&e), what, "the database did not do it; trying again");
+                if pause(AGAIN, &self.ended).await { Ok(None) } else { Err(EndOfTerm::Stopped) }
+            }
+        }
+    }
+}
+
+/// Wait before a database operation is tried again.
+const AGAIN: Duration = Duration::from_millis(250);
+
+/// A due run and the runs that hold it back.
+pub(crate) type Blocked = (RunId, Vec<RunId>);
+
+/// Shows an error with all its sources.
+pub struct Chain<'a>(pub &'a (dyn std::error::Error + 'a));
+
+impl std::fmt::Display for Chain<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.0)?;
+        let mut source = self.0.source();
+        while let Some(e) = source {
+            write!(f, ": {e}")?;
+            source = e.source();
+        }
+        Ok(())
+    }
+}
+
+/// Waits for a signal, at most `timeout`; false when the term has ended.
+pub(crate) async fn wait(signal: &Notify, timeout: Duration, ended: &CancellationToken) -> bool {
+    tokio::select! {
+        () = ended.cancelled() => false,
+        () = signal.notified() => true,
+        () = tokio::time::sleep(timeout) => true,
+    }
+}
+
+/// Waits; false when the term has ended.
+pub(crate) async fn pause(timeout: Duration, ended: &CancellationToken) -> bool {
+    tokio::select! {
+        () = ended.cancelled() => false,
+        () = tokio::time::sleep(timeout) => true,
+    }
+}
+
+pub(crate) type SharedBool = Arc<AtomicBool>;
+pub(crate) type Applied = watch::Sender<u64>;
+pub(crate) type BlockedSender = mpsc::UnboundedSender<Blocked>;
+pub(crate) type ShardCell = Mutex<Shard>;
+pub(crate) type Millis = AtomicU64;

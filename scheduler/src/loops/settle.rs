@@ -1,0 +1,143 @@
+//! Reads AX_EVENTS in order and applies it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+
+use super::term::resume_at;
+use super::{EndOfTerm, Term, pause};
+use crate::core::run::RunState;
+use crate::core::settle::Outcome;
+use crate::core::shard::Applied;
+use crate::ports::{BusError, StreamMessage};
+
+/// Events applied under one lock.
+const CHUNK: usize = 256;
+/// How often the streams are compared with what is known of them.
+const COMPARE_EVERY: Duration = Duration::from_secs(10);
+
+/// Runs the loop: compare the streams, read, and after an error begin anew where it stopped.
+pub(super) async fn run(term: Arc<Term>) -> EndOfTerm {
+    loop {
+        match read(&term).await {
+            Ok(end) => return end,
+            Err(e) => {
+                metrics::counter!("ax_events_reader_restarts_total").increment(1);
+                tracing::warn!(error = %e, "reading AX_EVENTS was interrupted; going on where it stopped");
+            }
+        }
+        if !pause(Duration::from_millis(100), &term.ended).await {
+            return EndOfTerm::Stopped;
+        }
+    }
+}
+
+async fn read(term: &Arc<Term>) -> Result<EndOfTerm, BusError> {
+    compare(term).await?;
+    let after = term.shard().settled().seq;
+    let mut events = term.cx.bus.read_events(after).await?.ready_chunks(CHUNK);
+    let mut compare_at = tokio::time::Instant::now() + COMPARE_EVERY;
+    loop {
+        let chunk = tokio::select! {
+            () = term.ended.cancelled() => return Ok(EndOfTerm::Stopped),
+            () = tokio::time::sleep_until(compare_at) => {
+                compare_at = tokio::time::Instant::now() + COMPARE_EVERY;
+                if compare(term).await? {
+                    return Err(BusError::Unavailable("a stream has changed".into()));
+                }
+                continue;
+            }
+            chunk = events.next() => chunk,
+        };
+        let Some(chunk) = chunk else {
+            return Err(BusError::Unavailable("the reader ended".into()));
+        };
+        let mut failed = None;
+        {
+            let mut shard = term.shard();
+            for item in chunk {
+                match item {
+                    Ok(message) => {
+                        let applied = shard.apply_event(&message);
+                        note(&shard, &message, applied);
+                    }
+                    Err(e) => {
+                        failed = Some(e);
+                        break;
+                    }
+                }
+            }
+            term.applied.send_replace(shard.settled().seq);
+        }
+        // Windows may have opened, blocked runs may go on, and there is something to write.
+        term.wake.deliver.notify_one();
+        term.wake.fire.notify_one();
+        term.wake.flush.notify_one();
+        if let Some(e) = failed {
+            return Err(e);
+        }
+    }
+}
+
+/// Compares both streams with what is known of them; true when reading must begin anew.
+async fn compare(term: &Arc<Term>) -> Result<bool, BusError> {
+    let triggers = term.cx.bus.triggers().await?;
+    let events = term.cx.bus.events().await?;
+    let mut shard = term.shard();
+    let lost = shard.set_triggers_incarnation(&triggers.incarnation);
+    if lost > 0 {
+        metrics::counter!("ax_messages_lost_total").increment(lost as u64);
+        tracing::error!(lost, "AX_TRIGGERS is another stream than before; its unfinished runs are in doubt");
+    }
+    match resume_at(shard.settled(), &events) {
+        Some(position) => {
+            shard.restart_events(position.incarnation, position.seq);
+            Ok(true)
+        }
+        None => Ok(false),
+    }
+}
+
+fn note(shard: &crate::core::shard::Shard, message: &StreamMessage, applied: Applied) {
+    match applied {
+        Applied::Run(run_id, outcome) => {
+            let Some(run) = shard.run(run_id) else { return };
+            match outcome {
+                Outcome::Moved if run.state == RunState::Running => {
+                    if let Some(lateness) = run.lateness_ms
+                        && run.attempt == 1
+                    {
+                        metrics::histogram!("ax_lateness_seconds").record(lateness as f64 / 1000.0);
+                    }
+                    tracing::info!(
+                        target: "ax::run",
+                        %run_id, task_id = %run.task_id, trace_id = run_id.trace_id(), attempt = run.attempt,
+                        worker_id = run.worker_id, lateness_ms = run.lateness_ms,
+                        "started"
+                    );
+                }
+                Outcome::Final | Outcome::BackingOff | Outcome::Replace => {
+                    tracing::info!(
+                        target: "ax::run",
+                        %run_id, task_id = %run.task_id, trace_id = run_id.trace_id(), attempt = run.attempt,
+                        state = run.state.as_str(), reason = run.reason,
+                        "finished"
+                    );
+                }
+                Outcome::Ignored | Outcome::Moved | Outcome::Closed => {}
+            }
+        }
+        Applied::Malformed(why) => {
+            metrics::counter!("ax_events_malformed_total").increment(1);
+            tracing::warn!(
+                seq = message.seq,
+                subject = message.subject,
+                why,
+                "an event was not understood; passed over"
+            );
+        }
+        Applied::Kept | Applied::Nothing => {}
+    }
+    metrics::counter!("ax_events_total").increment(1);
+}

@@ -1,0 +1,333 @@
+//! One term of leadership: the takeover in its order, then the loops, then the end.
+//!
+//! Order: lease (held by the caller) → streams and buckets verified → epoch, written to the database and to the key →
+//! definitions and consumers → unfinished runs → AX_EVENTS read to its end and settled → runs that are due without a
+//! known message looked up in AX_TRIGGERS → loops. Settling comes before publishing, so that nothing that has ended is
+//! published again; the look-up comes before publishing, so that what was published without being recorded is adopted.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use ax_shared::wire::{GroupConfig, GroupConsumer};
+use ax_shared::{ConsumerName, Group, RunId};
+use futures::StreamExt;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    Context, EndOfTerm, HeldLease, Wake, adopt, compensate, deliver, effects, fire, flush, plan, reconcile, settle,
+};
+use crate::core::run::Run;
+use crate::core::shard::Shard;
+use crate::ports::{BusError, EventsPosition, LeaseWrite, Publisher, StoreError, StreamState};
+
+/// Runs looked up in the stream at once.
+const LOOK_UPS: usize = 64;
+
+/// Everything the loops of one term share.
+pub struct Term {
+    pub(crate) cx: Context,
+    pub(crate) epoch: u64,
+    pub(crate) shard: super::ShardCell,
+    pub(crate) lease: Arc<Mutex<HeldLease>>,
+    pub(crate) wake: Wake,
+    /// The publishing connection; None while it is being opened.
+    pub(crate) publisher: watch::Sender<Option<Arc<dyn Publisher>>>,
+    /// Sequence up to which AX_EVENTS has been applied.
+    pub(crate) applied: super::Applied,
+    pub(crate) blocked: super::BlockedSender,
+    pub(crate) last_commit_ms: super::Millis,
+    pub(crate) ended: CancellationToken,
+}
+
+impl Term {
+    /// Runs a term until it ends. `lease` is renewed by the caller, who also cancels `ended` when it is lost or the
+    /// program stops. On return nothing of the term is under way any more, and what could be written is.
+    pub(crate) async fn run(cx: Context, lease: Arc<Mutex<HeldLease>>, ended: CancellationToken) -> EndOfTerm {
+        let began = cx.clock.boot();
+        let (term, blocked) = match begin(cx, lease, ended.clone()).await {
+            Ok(begun) => begun,
+            Err(e) => return e,
+        };
+        let value = term.lease.lock().expect("lease").value.clone();
+        let serving = match term.cx.bus.serve_leader(value).await {
+            Ok(guard) => guard,
+            Err(e) => return EndOfTerm::Takeover(e.into()),
+        };
+        metrics::gauge!("ax_leader").set(1.0);
+        metrics::counter!("ax_takeovers_total").increment(1);
+        tracing::info!(
+            epoch = term.epoch,
+            runs = term.shard().live_runs(),
+            tasks = term.shard().tasks().iter().count(),
+            took_ms = (term.cx.clock.boot() - began).as_millis() as u64,
+            "leading"
+        );
+
+        let (effects_in, effects_out) = mpsc::unbounded_channel();
+        let mut loops: JoinSet<EndOfTerm> = JoinSet::new();
+        loops.spawn(plan::run(term.clone()));
+        loops.spawn(adopt::run(term.clone()));
+        loops.spawn(adopt::hints(term.clone()));
+        loops.spawn(fire::run(term.clone()));
+        loops.spawn(deliver::run(term.clone()));
+        loops.spawn(settle::run(term.clone()));
+        loops.spawn(reconcile::run(term.clone(), blocked));
+        loops.spawn(compensate::run(term.clone()));
+        loops.spawn(effects::run(term.clone(), effects_out));
+        let flushing = tokio::spawn(flush::run(term.clone(), effects_in));
+
+        let mut end = None;
+        while let Some(joined) = loops.join_next().await {
+            let reason = joined.unwrap_or_else(|e| {
+                tracing::error!(error = %e, "a loop of the leader panicked; stepping down");
+                EndOfTerm::LeaseLost("a loop panicked")
+            });
+            ended.cancel();
+            if matches!(end, None | Some(EndOfTerm::Stopped)) {
+                end = Some(reason);
+            }
+        }
+        // The last flush comes after every loop that could change something.
+        if let Ok(reason) = flushing.await
+            && matches!(end, None | Some(EndOfTerm::Stopped))
+        {
+            end = Some(reason);
+        }
+        drop(serving);
+        metrics::gauge!("ax_leader").set(0.0);
+        end.unwrap_or(EndOfTerm::Stopped)
+    }
+}
+
+fn takeover(e: impl Into<anyhow::Error>) -> EndOfTerm {
+    EndOfTerm::Takeover(e.into())
+}
+
+fn from_store(e: StoreError) -> EndOfTerm {
+    if matches!(e, StoreError::Fenced { .. }) { EndOfTerm::Fenced(e) } else { takeover(e) }
+}
+
+async fn begin(
+    cx: Context,
+    lease: Arc<Mutex<HeldLease>>,
+    ended: CancellationToken,
+) -> Result<(Arc<Term>, mpsc::UnboundedReceiver<super::Blocked>), EndOfTerm> {
+    let database_id = cx.store.database_id().await.map_err(from_store)?;
+    cx.bus.prepare(database_id).await.map_err(takeover)?;
+
+    let at_least = lease.lock().expect("lease").value.epoch;
+    let state = cx.store.acquire(at_least, cx.clock.now()).await.map_err(from_store)?;
+    announce_epoch(&cx, &lease, state.epoch).await?;
+    metrics::gauge!("ax_epoch").set(state.epoch as f64);
+
+    let mut shard = Shard::new(cx.prefix.clone(), &state);
+    let triggers = cx.bus.triggers().await.map_err(takeover)?;
+    shard.set_triggers_incarnation(&triggers.incarnation);
+    let events = cx.bus.events().await.map_err(takeover)?;
+    if let Some(position) = resume_at(&state.settled, &events) {
+        shard.restart_events(position.incarnation, position.seq);
+    }
+
+    let (rev, rows) = cx.store.definitions(0).await.map_err(from_store)?;
+    for (id, e) in shard.load_tasks(rev, rows, cx.clock.now()) {
+        tracing::error!(task_id = %id, error = %e, "a stored schedule does not compile; its task is left out");
+    }
+    let runs = cx.store.unfinished(state.epoch).await.map_err(from_store)?;
+    let ids: Vec<RunId> = runs.iter().filter(|r| r.attempt > 0 && !r.state.is_final()).map(|r| r.run_id).collect();
+    let mut attempts = Vec::new();
+    for ids in ids.chunks(1000) {
+        attempts.extend(cx.store.attempts(ids).await.map_err(from_store)?);
+    }
+    let signals = cx.store.signals(state.epoch, &triggers.incarnation).await.map_err(from_store)?;
+    shard.load_signals(signals);
+    let unknown = shard.load_runs(runs, attempts, cx.clock.now());
+
+    ensure_consumers(&cx, shard.consumers()).await.map_err(takeover)?;
+    publish_groups(&cx, &shard).await.map_err(takeover)?;
+
+    read_to_end(&cx, &mut shard, events.last_seq).await.map_err(takeover)?;
+
+    let (blocked, blocked_out) = mpsc::unbounded_channel();
+    let applied = watch::Sender::new(shard.settled().seq);
+    let term = Arc::new(Term {
+        epoch: state.epoch,
+        shard: Mutex::new(shard),
+        lease,
+        wake: Wake::default(),
+        publisher: watch::Sender::new(None),
+        applied,
+        blocked,
+        last_commit_ms: AtomicU64::new(cx.clock.boot().as_millis() as u64),
+        ended,
+        cx,
+    });
+    adopt_messages(&term, unknown).await?;
+    Ok((term, blocked_out))
+}
+
+/// Writes the epoch to the key, which also proves that the lease is still ours after the database said yes.
+async fn announce_epoch(cx: &Context, lease: &Mutex<HeldLease>, epoch: u64) -> Result<(), EndOfTerm> {
+    let (mut value, revision) = {
+        let held = lease.lock().expect("lease");
+        (held.value.clone(), held.revision)
+    };
+    value.epoch = epoch;
+    let sent_at = cx.clock.boot();
+    match cx.bus.lease_take(&value, Some(revision)).await.map_err(takeover)? {
+        LeaseWrite::Won(revision) => {
+            let mut held = lease.lock().expect("lease");
+            held.value = value;
+            held.revision = held.revision.max(revision);
+            held.trust.renewed(sent_at);
+            Ok(())
+        }
+        LeaseWrite::Lost => Err(EndOfTerm::LeaseLost("another node took it during the takeover")),
+    }
+}
+
+/// Where to read AX_EVENTS from, if not where the database says.
+pub(crate) fn resume_at(settled: &EventsPosition, events: &StreamState) -> Option<EventsPosition> {
+    let anew = EventsPosition { incarnation: events.incarnation.clone(), seq: 0 };
+    if settled.incarnation != events.incarnation {
+        if !settled.incarnation.is_empty() {
+            metrics::counter!("ax_events_gaps_total").increment(1);
+            tracing::error!(
+                was = settled.incarnation,
+                is = events.incarnation,
+                "AX_EVENTS is another stream than before; what was told in the old one is lost, reconciling"
+            );
+        }
+        return Some(anew);
+    }
+    if events.last_seq < settled.seq {
+        metrics::counter!("ax_events_gaps_total").increment(1);
+        tracing::error!(last = events.last_seq, settled = settled.seq, "AX_EVENTS has lost its end; reading it anew");
+        return Some(anew);
+    }
+    if events.first_seq > settled.seq + 1 {
+        metrics::counter!("ax_events_gaps_total").increment(1);
+        tracing::error!(
+            first = events.first_seq,
+            settled = settled.seq,
+            "AX_EVENTS has dropped events that were not settled; runs they were about are in doubt"
+        );
+    }
+    None
+}
+
+async fn read_to_end(cx: &Context, shard: &mut Shard, last_seq: u64) -> Result<(), BusError> {
+    while shard.settled().seq < last_seq {
+        let mut events = cx.bus.read_events(shard.settled().seq).await?;
+        while shard.settled().seq < last_seq {
+            match tokio::time::timeout(Duration::from_secs(5), events.next()).await {
+                Ok(Some(Ok(message))) => {
+                    shard.apply_event(&message);
+                }
+                Ok(Some(Err(e))) => return Err(e),
+                Ok(None) => break,
+                Err(_) => {
+                    // What is missing up to the end may have been removed (age, size): look again.
+                    let now = cx.bus.events().await?;
+                    if now.first_seq > last_seq || now.messages == 0 {
+                        return Ok(());
+                    }
+                    return Err(BusError::Unavailable("AX_EVENTS did not deliver its end within 5 s".into()));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Looks up the message of every run that may have been published without a record of it.
+async fn adopt_messages(term: &Arc<Term>, unknown: Vec<RunId>) -> Result<(), EndOfTerm> {
+    let runs: Vec<Run> = {
+        let shard = term.shard();
+        unknown.iter().filter_map(|id| shard.run(*id).cloned()).filter(|r| r.message.is_none()).collect()
+    };
+    let found = futures::stream::iter(runs)
+        .map(|run| async move {
+            let subject = match run.profile {
+                Some(profile) => term.cx.prefix.trigger(&run.address(), &run.queue, profile),
+                None => format!("{}.trigger.*.*.*.{}.{}", term.cx.prefix.as_str(), run.task_id, run.run_id),
+            };
+            term.cx.bus.last_trigger(&subject).await.map(|m| (run.run_id, m))
+        })
+        .buffer_unordered(LOOK_UPS);
+    let mut found = std::pin::pin!(found);
+    let mut stale = Vec::new();
+    while let Some(looked_up) = found.next().await {
+        if let (run_id, Some(message)) = looked_up.map_err(takeover)?
+            && let Some(crate::core::shard::LookedUp::Stale { seq }) = term.shard().adopt_message(run_id, &message)
+        {
+            stale.push(seq);
+        }
+    }
+    if !stale.is_empty() {
+        let publisher = term.cx.bus.publisher().await.map_err(takeover)?;
+        for seq in stale {
+            publisher.delete(seq).await.map_err(takeover)?;
+        }
+        publisher.close().await;
+    }
+    Ok(())
+}
+
+pub(crate) async fn ensure_consumers(
+    cx: &Context,
+    names: impl IntoIterator<Item = ConsumerName>,
+) -> Result<(), BusError> {
+    let mut made = futures::stream::iter(names)
+        .map(|name| async move { cx.bus.ensure_consumer(&name).await.map_err(|e| (name, e)) })
+        .buffer_unordered(16);
+    while let Some(result) = made.next().await {
+        if let Err((name, e)) = result {
+            tracing::error!(consumer = %name, error = %e, "the consumer could not be made");
+            return Err(e);
+        }
+    }
+    Ok(())
+}
+
+/// Tells workers which consumers to pull, where that has changed.
+pub(crate) async fn publish_groups(cx: &Context, shard: &Shard) -> Result<(), BusError> {
+    publish_group_configs(cx, group_configs(shard)).await
+}
+
+/// What KV `ax_groups` should say.
+pub(crate) fn group_configs(shard: &Shard) -> BTreeMap<Group, GroupConfig> {
+    let mut weights: BTreeMap<ConsumerName, f64> = shard.consumers().into_iter().map(|name| (name, 0.0)).collect();
+    for task in shard.tasks().iter() {
+        let weight = weights.entry(task.consumer()).or_default();
+        *weight = weight.max(task.row.definition.weight);
+    }
+    let mut groups: BTreeMap<Group, GroupConfig> = BTreeMap::new();
+    for (name, weight) in weights {
+        groups.entry(name.group.clone()).or_default().consumers.push(GroupConsumer {
+            name: name.to_string(),
+            queue: name.queue.clone(),
+            profile: name.profile.to_string(),
+            max_weight: if weight > 0.0 { weight } else { 1.0 },
+        });
+    }
+    groups
+}
+
+pub(crate) async fn publish_group_configs(cx: &Context, wanted: BTreeMap<Group, GroupConfig>) -> Result<(), BusError> {
+    let present = cx.bus.groups().await?;
+    for (group, config) in &wanted {
+        let paused = present.get(group).is_some_and(|c| c.paused);
+        let config = GroupConfig { paused, ..config.clone() };
+        if present.get(group) != Some(&config) {
+            cx.bus.put_group(group, Some(&config)).await?;
+        }
+    }
+    for group in present.keys().filter(|g| !wanted.contains_key(*g)) {
+        cx.bus.put_group(group, None).await?;
+    }
+    Ok(())
+}
