@@ -7,6 +7,7 @@
 //!
 //! [`core`] decides and does no I/O; [`ports`] says what it needs of the outside world; `loops` carry it out.
 
+pub mod api;
 pub mod bus;
 pub mod core;
 pub mod loops;
