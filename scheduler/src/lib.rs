@@ -10,6 +10,8 @@
 pub mod api;
 pub mod bus;
 pub mod core;
+pub mod dashboard;
 pub mod loops;
+pub mod metrics;
 pub mod ports;
 pub mod store;

@@ -58,6 +58,18 @@ impl ListRuns {
         fields.finish()?;
         Ok(Self { filter })
     }
+
+    /// The newest runs of all tasks whose trigger time is before `to`: what is delayed for long would hide the rest.
+    #[must_use]
+    pub fn newest(to: Timestamp, limit: u32) -> Self {
+        Self { filter: RunFilter { to: Some(to), limit, ..RunFilter::default() } }
+    }
+
+    /// The newest runs of one task.
+    #[must_use]
+    pub fn of_task(id: TaskId, limit: u32) -> Self {
+        Self { filter: RunFilter { task_id: Some(id), limit, ..RunFilter::default() } }
+    }
 }
 
 /// What a run is asked for with.
