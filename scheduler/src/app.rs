@@ -101,7 +101,12 @@ impl Node {
             },
         ));
         let stop_http = CancellationToken::new();
-        let http = tokio::spawn(crate::api::http::serve(listener, service, stop_http.clone()));
+        let metrics = crate::metrics::install().ok();
+        if let Some(handle) = metrics.clone() {
+            tokio::spawn(crate::metrics::keep_up(handle));
+        }
+        let router = crate::api::http::router(service, metrics, stop_http.clone());
+        let http = tokio::spawn(crate::api::http::serve(listener, router, stop_http.clone()));
 
         let cx = Context { store: store.clone(), bus: bus.clone(), clock, prefix, settings: options.settings };
         let lead = tokio::spawn(lead::run(cx, candidate, stop.clone()));
