@@ -137,7 +137,7 @@ impl Fields {
                 self.refuse(field, "range", format!("{shown} is out of range {} … {}", range.start(), range.end()));
             }
             None => {
-                self.refuse(field, "type", format!("must be one whole number, {} … {}", range.start(), range.end()))
+                self.refuse(field, "type", format!("must be one whole number, {} … {}", range.start(), range.end()));
             }
         }
         None

@@ -375,7 +375,7 @@ impl Store for Postgres {
             let sql =
                 queries::list_tasks(filter, TASK, "labels <> '{}' AND labels @> ARRAY[$3]", "strpos(search, $4) > 0");
             let found: Vec<TaskColumns> = sqlx::query_as(AssertSqlSafe(sql))
-                .bind(filter.group.as_ref().map(|group| group.as_str()))
+                .bind(filter.group.as_ref().map(ax_shared::Group::as_str))
                 .bind(filter.status.map(status_word))
                 .bind(filter.label.as_deref().map(text))
                 .bind(filter.q.as_deref().map(folded))
@@ -439,7 +439,7 @@ impl Store for Postgres {
             let mut session = Session::open(&self.api).await?;
             let found: Vec<RunColumns> = sqlx::query_as(AssertSqlSafe(queries::list_runs(filter, &BRIEF)))
                 .bind(filter.task_id.as_ref().map(TaskId::as_str))
-                .bind(filter.group.as_ref().map(|group| group.as_str()))
+                .bind(filter.group.as_ref().map(ax_shared::Group::as_str))
                 .bind(filter.from.map(Timestamp::as_millis))
                 .bind(filter.to.map(Timestamp::as_millis))
                 .bind(filter.after.map(|(trigger_at, _)| trigger_at.as_millis()))

@@ -259,7 +259,7 @@ impl Store for Sqlite {
         let label = "EXISTS (SELECT 1 FROM json_each(labels) l WHERE l.value = $3)";
         let sql = queries::list_tasks(filter, TASK, label, "instr(search, $4) > 0");
         let found: Vec<TaskColumns> = sqlx::query_as(AssertSqlSafe(sql))
-            .bind(filter.group.as_ref().map(|group| group.as_str()))
+            .bind(filter.group.as_ref().map(ax_shared::Group::as_str))
             .bind(filter.status.map(status_word))
             .bind(filter.label.as_deref().map(text))
             .bind(filter.q.as_deref().map(folded))
@@ -309,7 +309,7 @@ impl Store for Sqlite {
     async fn list_runs(&self, filter: &RunFilter) -> Result<Vec<Run>, StoreError> {
         let found: Vec<RunColumns> = sqlx::query_as(AssertSqlSafe(queries::list_runs(filter, &BRIEF)))
             .bind(filter.task_id.as_ref().map(TaskId::as_str))
-            .bind(filter.group.as_ref().map(|group| group.as_str()))
+            .bind(filter.group.as_ref().map(ax_shared::Group::as_str))
             .bind(filter.from.map(Timestamp::as_millis))
             .bind(filter.to.map(Timestamp::as_millis))
             .bind(filter.after.map(|(trigger_at, _)| trigger_at.as_millis()))

@@ -274,7 +274,7 @@ pub(super) async fn upsert_attempts(connection: &mut PgConnection, attempts: &[A
         )
         .bind(column(batch, |attempt| attempt.run_id.0))
         .bind(column(batch, |attempt| i64::from(attempt.attempt)))
-        .bind(column(batch, |attempt| attempt.outcome.map(|outcome| outcome.as_str())))
+        .bind(column(batch, |attempt| attempt.outcome.map(crate::core::run::AttemptOutcome::as_str)))
         .bind(column(batch, |attempt| opt_text(&attempt.worker_id)))
         .bind(column(batch, |attempt| attempt.started_at.map(Timestamp::as_millis)))
         .bind(column(batch, |attempt| attempt.finished_at.map(Timestamp::as_millis)))

@@ -266,7 +266,7 @@ pub(super) async fn upsert_attempts(connection: &mut SqliteConnection, attempts:
             Ok(vec![
                 hex(attempt.run_id).into(),
                 attempt.attempt.into(),
-                attempt.outcome.map(|outcome| outcome.as_str()).into(),
+                attempt.outcome.map(crate::core::run::AttemptOutcome::as_str).into(),
                 opt_text(&attempt.worker_id).into(),
                 millis(attempt.started_at),
                 millis(attempt.finished_at),
