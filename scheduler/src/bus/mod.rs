@@ -1,1 +1,3 @@
-//! Implementations of [`crate::ports::Bus`].
+//! Implementations of the [`Bus`](crate::ports::Bus).
+
+pub mod nats;
