@@ -1,13 +1,17 @@
 //! What happens while something behind the API is away.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use ax_scheduler::api::service::Expected;
+use ax_scheduler::loops::clock::SystemClock;
+use ax_tests::postgres::Postgres;
 use ax_tests::{Deadline, eventually};
 use reqwest::header;
 use serde_json::json;
 
-use crate::world::{World, task};
+use crate::world::{World, caller, service, task};
 
 #[tokio::test]
 async fn without_nats_definitions_are_taken_and_keys_are_not() -> Result<()> {
@@ -37,5 +41,32 @@ async fn without_nats_definitions_are_taken_and_keys_are_not() -> Result<()> {
     })
     .await?;
     world.post("/tasks/a/trigger", json!({"idempotency_key": "k"})).await?.is(201);
+    Ok(())
+}
+
+#[tokio::test]
+async fn without_the_database_everything_is_refused_in_time_and_comes_back() -> Result<()> {
+    let world = World::start().await?;
+    let mut postgres = Postgres::start().await?;
+    let store = ax_scheduler::store::open(&postgres.create_database().await?).await?;
+    let service = service(store.clone(), world.bus.clone(), Arc::new(SystemClock::new()), false);
+    assert!(!service.readiness().await.ready, "a database without its schema is not ready");
+    store.migrate().await?;
+    assert!(service.readiness().await.ready);
+
+    postgres.stop().await?;
+    let begun = Instant::now();
+    let readiness = service.readiness().await;
+    assert!(!readiness.ready && readiness.nats == "ok", "{readiness:?}");
+    assert!(begun.elapsed() < Duration::from_secs(5));
+    let id = "a".parse()?;
+    let refused = service.put_task(&caller(), &id, task("a", json!({})), Expected::Any).await.unwrap_err();
+    assert_eq!((refused.status(), refused.retry_after_s().is_some()), (503, true), "{refused:?}");
+    assert!(begun.elapsed() < Duration::from_secs(30));
+
+    postgres.start_again().await?;
+    eventually(Deadline::seconds(20), "readiness is green", async || Ok(service.readiness().await.ready.then_some(())))
+        .await?;
+    service.put_task(&caller(), &id, task("a", json!({})), Expected::Any).await?;
     Ok(())
 }

@@ -67,8 +67,23 @@ async fn ids_of_every_kind_are_refused_by_rule_or_fully_usable() -> Result<()> {
     let world = World::start().await?;
     let long = "x".repeat(300);
     for bad in [
-        "a%20b", "a*", "a%3E", "a%2Fb", "a:b", "%C3%84-%E4%BB%BB%E5%8A%A1-%F0%9F%99%82", "%252F", "a.", "%20a", ".a",
-        "a..b", "%00", "e%CC%81", "%C3%A9", "..", "%2e%2e", &long,
+        "a%20b",
+        "a*",
+        "a%3E",
+        "a%2Fb",
+        "a:b",
+        "%C3%84-%E4%BB%BB%E5%8A%A1-%F0%9F%99%82",
+        "%252F",
+        "a.",
+        "%20a",
+        ".a",
+        "a..b",
+        "%00",
+        "e%CC%81",
+        "%C3%A9",
+        "..",
+        "%2e%2e",
+        &long,
     ] {
         let (status, body) = world.raw_get(&format!("/api/v1/tasks/{bad}")).await?;
         assert_eq!(status, 422, "{bad}: {body}");
@@ -79,8 +94,8 @@ async fn ids_of_every_kind_are_refused_by_rule_or_fully_usable() -> Result<()> {
     assert_eq!(world.raw_get("/api/v1/tasks/%ff").await?.0, 400);
     assert_eq!(world.raw_get("/api/v1/tasks/").await?.0, 404);
     for good in ["a.b", "123", "job", "Job", "a-b.c_d", &"x".repeat(128)] {
-        world.put(good, task(good, json!({"name": format!("name of {good}")}))).await?.is(201);
-        assert_eq!(world.get(&format!("/tasks/{good}")).await?.is(200)["name"], format!("name of {good}"));
+        world.put(good, task(good, json!({"description": format!("text of {good}")}))).await?.is(201);
+        assert_eq!(world.get(&format!("/tasks/{good}")).await?.is(200)["description"], format!("text of {good}"));
         let run = world.post(&format!("/tasks/{good}/trigger"), json!({"idempotency_key": "a b*>/"})).await?.is(201);
         let runs = world.get(&format!("/runs?task_id={good}")).await?.is(200);
         assert_eq!(runs["runs"][0]["run_id"], run["run_id"]);
@@ -140,5 +155,16 @@ async fn state_changes_are_told_live() -> Result<()> {
 async fn nodes_are_those_that_answer() -> Result<()> {
     let world = World::start().await?;
     assert_eq!(world.get("/nodes").await?.is(200), json!({"nodes": []}));
+    Ok(())
+}
+
+#[tokio::test]
+async fn metrics_say_what_they_mean() -> Result<()> {
+    let world = World::start().await?;
+    world.get("/tasks/none").await?.refused(404);
+    let (status, text) = world.page("/metrics").await?;
+    assert_eq!(status, 200);
+    assert!(text.contains("# HELP ax_http_requests_total HTTP requests, by route and status."), "{text}");
+    assert!(text.contains("ax_http_requests_total{route=\"/api/v1/tasks/{id}\",status=\"404\"}"), "{text}");
     Ok(())
 }

@@ -22,8 +22,7 @@ async fn two_triggers_are_two_runs_and_one_key_is_one_run() -> Result<()> {
     assert_eq!(one["created"], true);
 
     let keyed = json!({"idempotency_key": "k", "payload": {"n": 1}, "reason": "by hand", "delay_ms": 5000});
-    let answers =
-        futures::future::try_join_all((0..8).map(|_| trigger(keyed.clone()))).await?;
+    let answers = futures::future::try_join_all((0..8).map(|_| trigger(keyed.clone()))).await?;
     let created = answers.iter().filter(|a| a.status == 201).count();
     assert_eq!(created, 1);
     let ids: HashSet<String> = answers.iter().map(|a| a.body["run_id"].to_string()).collect();
@@ -84,7 +83,10 @@ async fn a_trigger_is_read_strictly() -> Result<()> {
 #[tokio::test]
 async fn an_enqueue_is_all_or_nothing() -> Result<()> {
     let world = World::start().await?;
-    world.post("/apply", json!([task("a", json!({})), task("b", json!({})), task("p", json!({"status": 0}))])).await?.is(200);
+    world
+        .post("/apply", json!([task("a", json!({})), task("b", json!({})), task("p", json!({"status": 0}))]))
+        .await?
+        .is(200);
     for (runs, rules) in [
         (
             json!([{"task_id": "a"}, {"task_id": "c"}, {"task_id": "c"}]),
@@ -165,7 +167,8 @@ async fn runs_are_listed_newest_first_and_paged() -> Result<()> {
     assert_eq!(count(world.get("/runs?state=failed&state=timed_out").await?.is(200)), 0);
     let (from, to) = (NOW.plus_millis(1000), NOW.plus_millis(2000));
     assert_eq!(count(world.get(&format!("/runs?from={from}&to={to}")).await?.is(200)), 4);
-    for (path, field) in [("/runs?state=done", "state"), ("/runs?from=yesterday", "from"), ("/runs?limit=999", "limit")] {
+    for (path, field) in [("/runs?state=done", "state"), ("/runs?from=yesterday", "from"), ("/runs?limit=999", "limit")]
+    {
         assert_eq!(world.get(path).await?.refused(422).rules()[0].0, field);
     }
     Ok(())

@@ -8,7 +8,8 @@ use crate::world::{NOW, World, task};
 #[tokio::test]
 async fn a_preview_needs_no_task() -> Result<()> {
     let world = World::start().await?;
-    let body = json!({"cron_expr": "0 2 * * *", "timezone": "Asia/Shanghai", "after": "2026-12-01T00:00:00Z", "count": 2});
+    let body =
+        json!({"cron_expr": "0 2 * * *", "timezone": "Asia/Shanghai", "after": "2026-12-01T00:00:00Z", "count": 2});
     let fires = world.post("/preview", body).await?.is(200);
     assert_eq!(fires, json!({"fires": ["2026-12-01T18:00:00.000Z", "2026-12-02T18:00:00.000Z"]}));
     let every = world.post("/preview", json!({"cron_expr": "EVERY 30s"})).await?.is(200);

@@ -2,10 +2,10 @@
 
 use anyhow::Result;
 use ax_scheduler::core::run::RunState;
+use ax_scheduler::ports::Bus as _;
 use ax_scheduler::ports::{RunFilter, Store as _};
 use ax_shared::wire::{GroupConfig, GroupConsumer};
 use ax_shared::{Group, Queue, RunKind};
-use ax_scheduler::ports::Bus as _;
 use reqwest::{Method, header};
 use serde_json::{Value, json};
 
@@ -191,8 +191,11 @@ async fn lists_are_filtered_and_paged() -> Result<()> {
     let world = World::start().await?;
     let tasks: Vec<Value> = (0..7)
         .map(|i| {
-            task(&format!("t{i}"), json!({"executor_group": if i % 2 == 0 { "even" } else { "odd" },
-                "labels": {"n": i.to_string()}, "status": if i == 3 { "paused" } else { "enabled" }}))
+            task(
+                &format!("t{i}"),
+                json!({"executor_group": if i % 2 == 0 { "even" } else { "odd" },
+                "labels": {"n": i.to_string()}, "status": if i == 3 { "paused" } else { "enabled" }}),
+            )
         })
         .collect();
     world.post("/apply", tasks.into()).await?.is(200);
@@ -270,7 +273,10 @@ async fn a_delay_makes_one_run_however_long_it_is() -> Result<()> {
         let runs = world.store.list_runs(&filter).await?;
         assert_eq!(runs.len(), 1);
         let run = &runs[0];
-        assert_eq!((run.kind, run.state, run.trigger_at, run.publish_at), (RunKind::Delay, RunState::Pending, due, due));
+        assert_eq!(
+            (run.kind, run.state, run.trigger_at, run.publish_at),
+            (RunKind::Delay, RunState::Pending, due, due)
+        );
     }
     world.put("d30", task("d30", json!({"delay_seconds": 2_592_000, "priority": 1}))).await?.is(200);
     let runs = world.get("/runs?task_id=d30").await?.is(200);

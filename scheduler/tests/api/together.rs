@@ -29,8 +29,7 @@ async fn three_processes_that_apply_the_same_tasks_make_each_once() -> Result<()
         nodes.push(Arc::new(service(store, bus, Arc::new(SystemClock::new()), false)));
     }
     for round in 0..5 {
-        let tasks: Vec<_> =
-            (0..5).map(|i| task(&format!("r{round}.t{i}"), json!({"cron_expr": "EVERY 1s"}))).collect();
+        let tasks: Vec<_> = (0..5).map(|i| task(&format!("r{round}.t{i}"), json!({"cron_expr": "EVERY 1s"}))).collect();
         let document = json!({"tasks": tasks});
         let caller = caller();
         let reports = futures::future::try_join_all(

@@ -1,7 +1,7 @@
 //! A node's API, alone: no leader runs, so what it inserts stays as it was inserted.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -12,6 +12,7 @@ use ax_scheduler::ports::{Bus, Clock, Store};
 use ax_scheduler::store::memory::Memory;
 use ax_shared::{Prefix, Timestamp};
 use ax_tests::nats::Nats;
+use metrics_exporter_prometheus::PrometheusHandle;
 use reqwest::{Method, StatusCode, header};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -20,6 +21,9 @@ use uuid::Uuid;
 
 /// 2026-11-30T22:00:00Z, a Monday.
 pub(crate) const NOW: Timestamp = Timestamp::from_millis(1_796_076_000_000);
+
+/// The recorder of this process.
+static METRICS: LazyLock<Option<PrometheusHandle>> = LazyLock::new(|| ax_scheduler::metrics::install().ok());
 
 /// A clock that goes when it is told to.
 pub(crate) struct TestClock(AtomicI64);
@@ -110,7 +114,7 @@ impl World {
         let stop = CancellationToken::new();
         let listener = http::bind("127.0.0.1:0".parse()?).await?;
         let addr = listener.local_addr()?;
-        let router = http::router(service, None, stop.clone());
+        let router = http::router(service, METRICS.clone(), stop.clone());
         tokio::spawn(http::serve(listener, router, stop.clone()));
         let client = reqwest::Client::builder().no_proxy().build()?;
         Ok(Self { nats, bus, store, clock, addr, client, _stop: stop.drop_guard() })
@@ -150,7 +154,8 @@ impl World {
         let response = request.send().await?;
         let (status, headers) = (response.status(), response.headers().clone());
         let text = response.text().await?;
-        let body = if text.is_empty() { Value::Null } else { serde_json::from_str(&text).unwrap_or(Value::String(text)) };
+        let body =
+            if text.is_empty() { Value::Null } else { serde_json::from_str(&text).unwrap_or(Value::String(text)) };
         Ok(Answer { status, headers, body })
     }
 
