@@ -64,7 +64,8 @@ pub struct RunView {
     pub published_at: Option<Timestamp>,
     pub started_at: Option<Timestamp>,
     pub finished_at: Option<Timestamp>,
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// `from`, `to` and `count` of a row that stands for many instants.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub stretch: Option<Stretch>,
 }
 

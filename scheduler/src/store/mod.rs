@@ -108,7 +108,11 @@ impl From<sqlx::Error> for StoreError {
     fn from(error: sqlx::Error) -> Self {
         use sqlx::Error;
         match &error {
-            Error::Configuration(source) => Self::Refused(format!("the database cannot be opened: {source}")),
+            Error::Configuration(source) => {
+                let said = source.to_string();
+                let said = said.trim_start_matches("error with configuration: ");
+                Self::Refused(format!("the database URL is malformed: {said}"))
+            }
             Error::RowNotFound
             | Error::TypeNotFound { .. }
             | Error::ColumnIndexOutOfBounds { .. }
@@ -189,9 +193,9 @@ mod tests {
             ("sqlite://", "path"),
             ("sqlite://:memory:", "memory"),
             ("sqlite::memory:", "memory"),
-            ("sqlite:///tmp/x?mode=memory", "option"),
+            ("sqlite://x.db?mode=memory", "option"),
             ("postgres://user:secret@host:notaport/db", "port"),
-            ("postgres://user:secret@host/db?sslmode=perhaps", "sslmode"),
+            ("postgres://user:secret@host/db?sslmode=perhaps", "ssl_mode"),
         ] {
             match open(url).await {
                 Err(StoreError::Refused(text)) => {

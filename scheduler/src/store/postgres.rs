@@ -23,7 +23,7 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use ax_shared::{RunId, TaskId, Timestamp};
+use ax_shared::{Group, RunId, TaskId, Timestamp};
 use futures::TryStreamExt;
 use sqlx::migrate::Migrator;
 use sqlx::pool::PoolConnection;
@@ -106,24 +106,21 @@ impl Postgres {
     /// # Errors
     /// See [`super::open`].
     pub async fn open(url: &str) -> Result<Self, StoreError> {
-        let options = PgConnectOptions::from_str(url)
-            .map_err(|error| StoreError::Refused(format!("the database URL is malformed: {error}")))?
-            .application_name("ax")
-            .options([
-                // All joins are of a short list with an index. Without statistics, as on a table that is filling up, the
-                // planner might read the whole table instead.
-                ("enable_hashjoin", "off"),
-                ("enable_mergejoin", "off"),
-                ("random_page_cost", "1.1"),
-                ("jit", "off"),
-                ("statement_timeout", "30s"),
-                ("lock_timeout", "10s"),
-                ("idle_in_transaction_session_timeout", "10s"),
-                ("client_connection_check_interval", "5s"),
-                ("tcp_keepalives_idle", "10"),
-                ("tcp_keepalives_interval", "5"),
-                ("tcp_keepalives_count", "3"),
-            ]);
+        let options = PgConnectOptions::from_str(url)?.application_name("ax").options([
+            // All joins are of a short list with an index. Without statistics, as on a table that is filling up, the
+            // planner might read the whole table instead.
+            ("enable_hashjoin", "off"),
+            ("enable_mergejoin", "off"),
+            ("random_page_cost", "1.1"),
+            ("jit", "off"),
+            ("statement_timeout", "30s"),
+            ("lock_timeout", "10s"),
+            ("idle_in_transaction_session_timeout", "10s"),
+            ("client_connection_check_interval", "5s"),
+            ("tcp_keepalives_idle", "10"),
+            ("tcp_keepalives_interval", "5"),
+            ("tcp_keepalives_count", "3"),
+        ]);
         let shown = shown(&options);
         let check = async {
             let mut connection = PgConnection::connect_with(&options).await?;
@@ -375,7 +372,7 @@ impl Store for Postgres {
             let sql =
                 queries::list_tasks(filter, TASK, "labels <> '{}' AND labels @> ARRAY[$3]", "strpos(search, $4) > 0");
             let found: Vec<TaskColumns> = sqlx::query_as(AssertSqlSafe(sql))
-                .bind(filter.group.as_ref().map(ax_shared::Group::as_str))
+                .bind(filter.group.as_ref().map(Group::as_str))
                 .bind(filter.status.map(status_word))
                 .bind(filter.label.as_deref().map(text))
                 .bind(filter.q.as_deref().map(folded))
@@ -439,7 +436,7 @@ impl Store for Postgres {
             let mut session = Session::open(&self.api).await?;
             let found: Vec<RunColumns> = sqlx::query_as(AssertSqlSafe(queries::list_runs(filter, &BRIEF)))
                 .bind(filter.task_id.as_ref().map(TaskId::as_str))
-                .bind(filter.group.as_ref().map(ax_shared::Group::as_str))
+                .bind(filter.group.as_ref().map(Group::as_str))
                 .bind(filter.from.map(Timestamp::as_millis))
                 .bind(filter.to.map(Timestamp::as_millis))
                 .bind(filter.after.map(|(trigger_at, _)| trigger_at.as_millis()))

@@ -14,7 +14,7 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use ax_shared::{RunId, TaskId, Timestamp};
+use ax_shared::{Group, RunId, TaskId, Timestamp};
 use futures::TryStreamExt;
 use sqlx::migrate::Migrator;
 use sqlx::sqlite::{
@@ -56,6 +56,8 @@ static LAST_RUNS: LazyLock<String> = LazyLock::new(|| {
         *BRIEF
     )
 });
+const LAST_SUCCESSES: &str = "SELECT t.value, (SELECT finished_at FROM run WHERE task_id = t.value \
+     AND ended_as = 'succeeded' ORDER BY trigger_at DESC, run_id DESC LIMIT 1) FROM json_each($1) t";
 static ADOPT: LazyLock<String> = LazyLock::new(|| {
     format!(
         "UPDATE run SET adopted = 1 WHERE run_id IN (SELECT run_id FROM run WHERE live AND adopted = 0 \
@@ -259,7 +261,7 @@ impl Store for Sqlite {
         let label = "EXISTS (SELECT 1 FROM json_each(labels) l WHERE l.value = $3)";
         let sql = queries::list_tasks(filter, TASK, label, "instr(search, $4) > 0");
         let found: Vec<TaskColumns> = sqlx::query_as(AssertSqlSafe(sql))
-            .bind(filter.group.as_ref().map(ax_shared::Group::as_str))
+            .bind(filter.group.as_ref().map(Group::as_str))
             .bind(filter.status.map(status_word))
             .bind(filter.label.as_deref().map(text))
             .bind(filter.q.as_deref().map(folded))
@@ -282,13 +284,8 @@ impl Store for Sqlite {
                 history.last_run = Some(run);
             }
         }
-        let successes: Vec<(String, Option<i64>)> = sqlx::query_as(
-            "SELECT t.value, (SELECT finished_at FROM run WHERE task_id = t.value AND ended_as = 'succeeded' \
-             ORDER BY trigger_at DESC, run_id DESC LIMIT 1) FROM json_each($1) t",
-        )
-        .bind(id_array(ids))
-        .fetch_all(&mut *view)
-        .await?;
+        let successes: Vec<(String, Option<i64>)> =
+            sqlx::query_as(LAST_SUCCESSES).bind(id_array(ids)).fetch_all(&mut *view).await?;
         for (id, finished_at) in successes {
             if let Some(history) = histories.get_mut(id.as_str()) {
                 history.last_success_at = finished_at.map(at);
@@ -309,7 +306,7 @@ impl Store for Sqlite {
     async fn list_runs(&self, filter: &RunFilter) -> Result<Vec<Run>, StoreError> {
         let found: Vec<RunColumns> = sqlx::query_as(AssertSqlSafe(queries::list_runs(filter, &BRIEF)))
             .bind(filter.task_id.as_ref().map(TaskId::as_str))
-            .bind(filter.group.as_ref().map(ax_shared::Group::as_str))
+            .bind(filter.group.as_ref().map(Group::as_str))
             .bind(filter.from.map(Timestamp::as_millis))
             .bind(filter.to.map(Timestamp::as_millis))
             .bind(filter.after.map(|(trigger_at, _)| trigger_at.as_millis()))
@@ -451,5 +448,53 @@ impl Store for Sqlite {
         }
         change.commit().await?;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::run::RunState;
+
+    #[tokio::test]
+    async fn no_query_reads_the_whole_history() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Sqlite::open(&format!("sqlite://{}", folder.path().join("ax.db").display())).await.unwrap();
+        store.migrate().await.unwrap();
+        let plan = async |sql: &str| -> String {
+            let rows: Vec<(i64, i64, i64, String)> = sqlx::query_as(AssertSqlSafe(format!("EXPLAIN QUERY PLAN {sql}")))
+                .fetch_all(&store.readers)
+                .await
+                .unwrap();
+            rows.into_iter().map(|row| row.3).collect::<Vec<_>>().join("\n")
+        };
+        let whole = |plan: &str| plan.lines().any(|line| line.starts_with("SCAN run") && !line.contains(" USING "));
+        let sorted = |plan: &str| plan.contains("TEMP B-TREE FOR ORDER BY");
+        for sql in [&**RUN, &**LAST_RUNS, LAST_SUCCESSES, &**ADOPT, &**UNFINISHED, &**rows::UPDATE_RUNS] {
+            let plan = plan(sql).await;
+            assert!(!whole(&plan), "{sql}\n{plan}");
+        }
+        let with = |task: bool, group: bool, after: bool, states: &[RunState]| RunFilter {
+            task_id: task.then(|| "t".parse().unwrap()),
+            group: group.then(|| "g".parse().unwrap()),
+            states: states.to_vec(),
+            after: after.then(|| (at(0), RunId(Uuid::nil()))),
+            ..RunFilter::default()
+        };
+        use RunState::{Failed, Pending, Running, Succeeded};
+        for task in [false, true] {
+            for group in [false, true] {
+                for after in [false, true] {
+                    for states in [&[][..], &[Succeeded], &[Failed], &[Failed, Succeeded], &[Running, Pending]] {
+                        let sql = queries::list_runs(&with(task, group, after, states), &BRIEF);
+                        let plan = plan(&sql).await;
+                        assert!(!whole(&plan), "{sql}\n{plan}");
+                        // Runs that have not ended are few; of all others only as many are read as the page holds. The
+                        // pages of several states are merged.
+                        assert!(!sorted(&plan) || states.len() > 1, "{sql}\n{plan}");
+                    }
+                }
+            }
+        }
     }
 }

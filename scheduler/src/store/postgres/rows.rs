@@ -14,7 +14,7 @@ use super::super::columns::{
 };
 use super::super::{SHARD, batches};
 use crate::core::definitions::{AuditEntry, TaskRow};
-use crate::core::run::{Attempt, Run, Signal};
+use crate::core::run::{Attempt, AttemptOutcome, Run, Signal};
 use crate::ports::{EventsPosition, ShardState, StoreError};
 
 type Columns = &'static [(&'static str, &'static str)];
@@ -274,7 +274,7 @@ pub(super) async fn upsert_attempts(connection: &mut PgConnection, attempts: &[A
         )
         .bind(column(batch, |attempt| attempt.run_id.0))
         .bind(column(batch, |attempt| i64::from(attempt.attempt)))
-        .bind(column(batch, |attempt| attempt.outcome.map(crate::core::run::AttemptOutcome::as_str)))
+        .bind(column(batch, |attempt| attempt.outcome.map(AttemptOutcome::as_str)))
         .bind(column(batch, |attempt| opt_text(&attempt.worker_id)))
         .bind(column(batch, |attempt| attempt.started_at.map(Timestamp::as_millis)))
         .bind(column(batch, |attempt| attempt.finished_at.map(Timestamp::as_millis)))

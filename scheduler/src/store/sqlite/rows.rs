@@ -15,7 +15,7 @@ use super::super::columns::{
     run_bytes, signed, status_word, text, written,
 };
 use crate::core::definitions::{AuditEntry, TaskRow};
-use crate::core::run::{Attempt, Run, Signal};
+use crate::core::run::{Attempt, AttemptOutcome, Run, Signal};
 use crate::ports::StoreError;
 
 /// The half of a run that never changes, in the order of [`fixed`].
@@ -84,7 +84,7 @@ fn overwrite(key: &str, columns: &[&str]) -> String {
 static INSERT_RUNS: LazyLock<String> =
     LazyLock::new(|| insert("run", &[FIXED, MUTABLE].concat(), "ON CONFLICT (run_id) DO NOTHING RETURNING run_id"));
 
-static UPDATE_RUNS: LazyLock<String> = LazyLock::new(|| {
+pub(super) static UPDATE_RUNS: LazyLock<String> = LazyLock::new(|| {
     let sets: Vec<_> = MUTABLE
         .iter()
         .enumerate()
@@ -266,7 +266,7 @@ pub(super) async fn upsert_attempts(connection: &mut SqliteConnection, attempts:
             Ok(vec![
                 hex(attempt.run_id).into(),
                 attempt.attempt.into(),
-                attempt.outcome.map(crate::core::run::AttemptOutcome::as_str).into(),
+                attempt.outcome.map(AttemptOutcome::as_str).into(),
                 opt_text(&attempt.worker_id).into(),
                 millis(attempt.started_at),
                 millis(attempt.finished_at),
