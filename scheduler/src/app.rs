@@ -80,13 +80,10 @@ impl Node {
         clock::measure_first(&clock, &store).await.context("measure the offset to the database's clock")?;
         let measuring = tokio::spawn(clock::run(clock.clone(), store.clone(), stop.child_token()));
 
-        let candidate = Candidate {
-            node_id: options.node_id.clone(),
-            instance,
-            leading: Arc::new(AtomicBool::new(false)),
-            epoch: Arc::new(AtomicU64::new(0)),
-        };
-        let info = describe(&candidate, &clock, http_addr);
+        let candidate =
+            Candidate { node_id: options.node_id.clone(), instance, leading: Arc::new(AtomicBool::new(false)) };
+        let epoch = Arc::new(AtomicU64::new(0));
+        let info = describe(&candidate, &epoch, &clock, http_addr);
         let told = bus.serve_node(&options.node_id, info).await?;
         drop(serving);
 
@@ -101,9 +98,14 @@ impl Node {
             },
         ));
         let stop_http = CancellationToken::new();
-        let http = tokio::spawn(crate::api::http::serve(listener, service, stop_http.clone()));
+        let metrics = crate::metrics::install().ok();
+        if let Some(handle) = metrics.clone() {
+            tokio::spawn(crate::metrics::keep_up(handle));
+        }
+        let router = crate::api::http::router(service, metrics, stop_http.clone());
+        let http = tokio::spawn(crate::api::http::serve(listener, router, stop_http.clone()));
 
-        let cx = Context { store: store.clone(), bus: bus.clone(), clock, prefix, settings: options.settings };
+        let cx = Context { store: store.clone(), bus: bus.clone(), clock, prefix, settings: options.settings, epoch };
         let lead = tokio::spawn(lead::run(cx, candidate, stop.clone()));
         tracing::info!(node_id = options.node_id, %http_addr, %database_id, "node started");
         Ok(Self { http_addr, store, bus, lead, http, clock: measuring, stop, stop_http, _serving: told })
@@ -187,17 +189,18 @@ async fn join(bus: &Arc<dyn Bus>, options: &NodeOptions, instance: Uuid) -> anyh
 
 fn describe(
     candidate: &Candidate,
+    epoch: &Arc<AtomicU64>,
     clock: &Arc<SystemClock>,
     http_addr: SocketAddr,
 ) -> Arc<dyn Fn() -> NodeInfo + Send + Sync> {
-    let (candidate, clock) = (candidate.clone(), clock.clone());
+    let (candidate, epoch, clock) = (candidate.clone(), epoch.clone(), clock.clone());
     let (host, started_at): (String, Timestamp) = (host(), clock.now());
     Arc::new(move || NodeInfo {
         node_id: candidate.node_id.clone(),
         instance: candidate.instance,
         version: crate::VERSION.into(),
         leader: candidate.leading.load(Ordering::Relaxed),
-        epoch: candidate.epoch.load(Ordering::Relaxed),
+        epoch: epoch.load(Ordering::Relaxed),
         clock_offset_ms: clock.offset_ms(),
         started_at,
         http_addr: http_addr.to_string(),

@@ -99,7 +99,8 @@ pub enum Planned {
 /// Everything that one flush writes, in one transaction under the epoch.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Batch {
-    /// Whole mutable halves of existing runs, each run at most once.
+    /// Whole mutable halves of existing runs, each run at most once. A result of none leaves the stored one, since runs
+    /// are loaded without it.
     pub runs: Vec<Run>,
     /// Attempts, inserted or overwritten by (run_id, attempt).
     pub attempts: Vec<Attempt>,
@@ -162,9 +163,9 @@ pub struct RunFilter {
 /// A task's newest run and newest success.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct TaskHistory {
-    /// The run with the newest trigger time that is not in the future.
+    /// The run with the newest trigger time that is not in the future, payload and result left out.
     pub last_run: Option<Run>,
-    /// When the newest success ended.
+    /// When the success with the newest trigger time ended.
     pub last_success_at: Option<Timestamp>,
 }
 
@@ -201,8 +202,8 @@ pub trait Store: Send + Sync + 'static {
     /// The newest run and success of each of these tasks.
     async fn histories(&self, ids: &[TaskId], now: Timestamp) -> Result<BTreeMap<TaskId, TaskHistory>, StoreError>;
 
-    /// Inserts one-off runs, all or nothing, with an audit line each where given; `true` where this call wrote the row,
-    /// `false` where a run of that id was there before.
+    /// Inserts one-off runs, all or nothing, with an audit line each where given (left out when its run was there
+    /// before); `true` where this call wrote the row, `false` where a run of that id was there before.
     async fn insert_runs(&self, runs: &[Run], audit: &[AuditEntry]) -> Result<Vec<bool>, StoreError>;
     /// Runs of a filter. Results and payloads are left out (None).
     async fn list_runs(&self, filter: &RunFilter) -> Result<Vec<Run>, StoreError>;

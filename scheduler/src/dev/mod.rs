@@ -106,11 +106,16 @@ async fn start(options: NodeOptions, stop: CancellationToken) -> anyhow::Result<
     match started {
         Ok(node) => Ok(Some(node)),
         // A port that is taken need not stop a demonstration.
-        Err(e) if crate::api::http::is_address_in_use(&e) && wanted.port() != 0 => {
+        Err(e) if is_address_in_use(&e) && wanted.port() != 0 => {
             tracing::warn!(%wanted, "this address is in use; taking a free port instead");
             let http_addr = SocketAddr::new(wanted.ip(), 0);
             Ok(Some(Node::start(NodeOptions { http_addr, ..options }, stop).await?))
         }
         Err(e) => Err(e),
     }
+}
+
+fn is_address_in_use(e: &anyhow::Error) -> bool {
+    e.chain()
+        .any(|cause| cause.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::AddrInUse))
 }

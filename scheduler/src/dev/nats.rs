@@ -73,7 +73,10 @@ impl Server {
             if let Some(status) = self.child.try_wait()? {
                 let log = std::fs::read_to_string(folder.join("nats.log")).unwrap_or_default();
                 let tail: Vec<&str> = log.lines().rev().take(3).collect();
-                bail!("nats-server ended at once ({status}): {}", tail.into_iter().rev().collect::<Vec<_>>().join(" | "));
+                bail!(
+                    "nats-server ended at once ({status}): {}",
+                    tail.into_iter().rev().collect::<Vec<_>>().join(" | ")
+                );
             }
             if let Some(url) = read_ports(folder) {
                 return Ok(url);
@@ -93,7 +96,9 @@ impl Server {
 
     /// Stops it: a signal, then force.
     pub(super) async fn stop(mut self) {
-        if let Some(pid) = self.child.id().and_then(|id| i32::try_from(id).ok()).and_then(rustix::process::Pid::from_raw) {
+        if let Some(pid) =
+            self.child.id().and_then(|id| i32::try_from(id).ok()).and_then(rustix::process::Pid::from_raw)
+        {
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
         }
         if tokio::time::timeout(STOP, self.child.wait()).await.is_err() {
@@ -104,7 +109,8 @@ impl Server {
 }
 
 fn read_ports(folder: &Path) -> Option<String> {
-    let ports = std::fs::read_dir(folder).ok()?.flatten().find(|e| e.path().extension().is_some_and(|x| x == "ports"))?;
+    let ports =
+        std::fs::read_dir(folder).ok()?.flatten().find(|e| e.path().extension().is_some_and(|x| x == "ports"))?;
     let text = std::fs::read_to_string(ports.path()).ok()?;
     let json: serde_json::Value = serde_json::from_str(&text).ok()?;
     Some(json["nats"][0].as_str()?.to_owned())

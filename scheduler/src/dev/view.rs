@@ -59,7 +59,9 @@ impl View {
         if demo {
             say("  The example tasks and a worker for them are loaded. What happens:\n");
         } else {
-            say("  No tasks come with it: `ax apply -f FILE` adds yours, `ax dev --demo` adds examples. What happens:\n");
+            say(
+                "  No tasks come with it: `ax apply -f FILE` adds yours, `ax dev --demo` adds examples. What happens:\n",
+            );
         }
     }
 
@@ -110,7 +112,7 @@ fn line(notice: &serde_json::Value, colour: bool) -> String {
     if !text("reason").is_empty() {
         about.push(text("reason").to_owned());
     }
-    let now = jiff::Zoned::now().strftime("%H:%M:%S.%3f").to_string();
+    let now = jiff::tz::TimeZone::system().to_datetime(jiff::Timestamp::now()).strftime("%H:%M:%S.%3f").to_string();
     let head = format!("{sign} {state:<10}");
     let head = if colour { format!("\x1b[{code}m{head}\x1b[0m") } else { head };
     let id: String = text("run_id").chars().take(13).collect();

@@ -30,8 +30,6 @@ pub struct Candidate {
     pub instance: Uuid,
     /// Set while this node leads.
     pub leading: SharedBool,
-    /// The last epoch that this node has seen.
-    pub epoch: Arc<std::sync::atomic::AtomicU64>,
 }
 
 /// Follows and leads until `stop` is cancelled; then hands the lease over at once.
@@ -60,7 +58,7 @@ async fn follow(
     };
     match answer {
         Ok(LeaderAnswer::Alive(leader)) => {
-            candidate.epoch.fetch_max(leader.epoch, Ordering::Relaxed);
+            cx.epoch.fetch_max(leader.epoch, Ordering::Relaxed);
             silence.answered();
             return None;
         }
@@ -101,7 +99,7 @@ async fn take(
     let value = LeaseValue {
         node_id: candidate.node_id.clone(),
         instance: candidate.instance,
-        epoch: before.max(candidate.epoch.load(Ordering::Relaxed)),
+        epoch: before.max(cx.epoch.load(Ordering::Relaxed)),
         since: cx.clock.now(),
     };
     let sent_at = cx.clock.boot();
@@ -139,7 +137,6 @@ async fn lead(cx: &Context, candidate: &Candidate, held: HeldLease, silence: &mu
         let held = lease.lock().expect("lease");
         (held.revision, held.value.epoch)
     };
-    candidate.epoch.fetch_max(epoch, Ordering::Relaxed);
     match (&end, lost) {
         (EndOfTerm::Stopped, None) if stop.is_cancelled() => {
             tracing::info!(epoch, "stopping; the lease is handed over");

@@ -44,6 +44,8 @@ pub struct Context {
     pub prefix: Prefix,
     /// How the loops go.
     pub settings: Settings,
+    /// The highest epoch that this node has seen or held.
+    pub epoch: Arc<AtomicU64>,
 }
 
 /// How the loops go. Durations are real time.

@@ -6,7 +6,7 @@
 //! published again; the look-up comes before publishing, so that what was published without being recorded is adopted.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -49,7 +49,11 @@ impl Term {
     /// program stops. On return nothing of the term is under way any more, and what could be written is.
     pub(crate) async fn run(cx: Context, lease: Arc<Mutex<HeldLease>>, ended: CancellationToken) -> EndOfTerm {
         let began = cx.clock.boot();
-        let (term, blocked) = match begin(cx, lease, ended.clone()).await {
+        let begun = tokio::select! {
+            () = ended.cancelled() => return EndOfTerm::Stopped,
+            begun = begin(cx, lease, ended.clone()) => begun,
+        };
+        let (term, blocked) = match begun {
             Ok(begun) => begun,
             Err(e) => return e,
         };
@@ -60,10 +64,14 @@ impl Term {
         };
         metrics::gauge!("ax_leader").set(1.0);
         metrics::counter!("ax_takeovers_total").increment(1);
+        let (runs, tasks) = {
+            let shard = term.shard();
+            (shard.live_runs(), shard.tasks().iter().count())
+        };
         tracing::info!(
             epoch = term.epoch,
-            runs = term.shard().live_runs(),
-            tasks = term.shard().tasks().iter().count(),
+            runs,
+            tasks,
             took_ms = (term.cx.clock.boot() - began).as_millis() as u64,
             "leading"
         );
@@ -123,6 +131,7 @@ async fn begin(
     let at_least = lease.lock().expect("lease").value.epoch;
     let state = cx.store.acquire(at_least, cx.clock.now()).await.map_err(from_store)?;
     announce_epoch(&cx, &lease, state.epoch).await?;
+    cx.epoch.fetch_max(state.epoch, Ordering::Relaxed);
     metrics::gauge!("ax_epoch").set(state.epoch as f64);
 
     let mut shard = Shard::new(cx.prefix.clone(), &state);
@@ -186,7 +195,8 @@ async fn announce_epoch(cx: &Context, lease: &Mutex<HeldLease>, epoch: u64) -> R
             return Ok(());
         }
         // The renewal writes the same key: a miss against an older revision of our own is none.
-        if lease.lock().expect("lease").revision == revision && !still_ours(cx, lease).await {
+        let moved = lease.lock().expect("lease").revision != revision;
+        if !moved && !still_ours(cx, lease).await {
             return Err(EndOfTerm::LeaseLost("another node took it during the takeover"));
         }
         if lease.lock().expect("lease").revision == revision {

@@ -1,6 +1,7 @@
 //! What has changed in memory, written in batches; what may be done once it is written.
 
 use std::cmp::Reverse;
+use std::collections::HashSet;
 
 use ax_shared::{RunId, Timestamp};
 
@@ -77,6 +78,7 @@ impl Shard {
     /// that have ended.
     pub fn committed(&mut self, flush: Flush) -> Vec<(Effect, Run)> {
         let mut effects = Vec::with_capacity(flush.effects.len());
+        let mut noticed = HashSet::new();
         for effect in flush.effects {
             let run_id = match &effect {
                 Effect::Notice { run_id }
@@ -86,6 +88,11 @@ impl Shard {
             };
             if let Effect::Requeue { not_before, .. } = effect {
                 self.later.push(Reverse((not_before, run_id)));
+                continue;
+            }
+            // Several changes between two flushes are one piece of news: the run as it is.
+            let is_notice = matches!(effect, Effect::Notice { .. });
+            if is_notice && !noticed.insert(run_id) {
                 continue;
             }
             if let Some(live) = self.runs.get(&run_id) {

@@ -224,7 +224,7 @@ impl Shard {
                     self.apply(id, RunEvent::Ended { state: RunState::Cancelled, reason: "task_deleted", at: now });
                 }
                 Phase::Queued | Phase::Replacing | Phase::Publishing | Phase::Out | Phase::BackingOff => {
-                    self.cancel(id)
+                    self.cancel(id);
                 }
             }
         }
