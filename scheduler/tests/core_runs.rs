@@ -461,3 +461,21 @@ fn headers_and_body_are_as_documented() {
     assert_eq!(body["kind"], "every");
     assert_eq!(body["upstream"], json!({}));
 }
+
+#[test]
+fn what_was_told_of_a_replaced_message_does_not_count_against_its_successor() {
+    let mut world = World::new(&[every(1000, json!({}))]);
+    let planned = world.plan(1000, 0).remove(0);
+    world.shard.fire(at(1000));
+    world.shard.pop_publish().unwrap();
+    // All of it overtakes the PubAck: handed back, NAKed, deliveries used up.
+    world.event("released", &planned, 1001, json!({"reason": "stopping"}));
+    world.server(NAK, 9, 1, 1002);
+    world.server(MAX, 9, 1, 1003);
+    world.shard.published(planned.run_id, PubAck { seq: 9, duplicate: false }, at(1004));
+    world.flush();
+    let run = world.run(planned.run_id);
+    assert_eq!((run.state, run.attempt, run.attempt_base), (RunState::Pending, 1, 1));
+    world.run_until(1010);
+    assert_eq!(world.sent.len(), 1, "its next message is published");
+}

@@ -103,7 +103,11 @@ impl Shard {
         self.by_seq.insert(seq, run_id);
         self.apply(run_id, RunEvent::Published { message: Message { incarnation, seq, open: true }, at });
         for signal in self.signals.remove(&seq).unwrap_or_default() {
-            self.apply_signal(run_id, signal.kind, signal.deliveries, signal.at, None);
+            // One of them may have replaced the message: what else was told about it is of no more interest, and would
+            // be taken for news of its successor.
+            if self.by_seq.get(&seq) == Some(&run_id) {
+                self.apply_signal(run_id, signal.kind, signal.deliveries, signal.at, None);
+            }
             self.signals_remove.push(signal);
         }
         // An outcome that overtook the PubAck left the message without a closing.
