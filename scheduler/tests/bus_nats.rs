@@ -258,7 +258,8 @@ async fn a_stream_that_cannot_be_corrected_is_refused_by_name() -> Result<()> {
 
 #[tokio::test]
 async fn a_server_with_little_room_gets_smaller_streams() -> Result<()> {
-    let config = "jetstream { max_file_store: 600MB }".to_owned();
+    let store = tempfile::tempdir()?;
+    let config = format!("jetstream {{ max_file_store: 600MB, store_dir: {:?} }}", store.path());
     let nats = Nats::start_with(NatsOptions { config, without_jetstream: true, ..NatsOptions::default() }).await?;
     connect(&nats).await?.prepare(Uuid::now_v7()).await?;
     let context = nats.jetstream().await?;
