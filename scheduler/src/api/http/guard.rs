@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use axum::extract::{MatchedPath, Request};
+use axum::http::uri::Authority;
 use axum::http::{HeaderMap, Method, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
@@ -38,7 +39,7 @@ pub(super) async fn guard(request: Request, next: Next) -> Response {
 /// another origin sends are refused.
 fn check_origin(uri: &Uri, headers: &HeaderMap) -> Result<(), ApiError> {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
-    let host = text(header::HOST).or(uri.authority().map(axum::http::uri::Authority::as_str));
+    let host = text(header::HOST).or(uri.authority().map(Authority::as_str));
     if let Some(host) = host
         && !is_local(host)
     {

@@ -72,7 +72,6 @@ pub async fn bind(addr: SocketAddr) -> Result<TcpListener, BindError> {
 }
 
 /// All routes: the API under `/api/v1`, health and metrics, and the pages for people. Live streams end with `shutdown`.
-#[must_use]
 pub fn router(service: Arc<Service>, metrics: Option<PrometheusHandle>, shutdown: CancellationToken) -> Router {
     Router::new()
         .nest("/api/v1", api::routes())

@@ -409,7 +409,7 @@ impl Service {
             let known = self.consumers.lock().unwrap_or_else(PoisonError::into_inner);
             names.iter().all(|name| known.contains(name))
         };
-        if known(&needed) {
+        if known(&needed) || self.bus.connected_for().is_zero() {
             return Ok(BTreeSet::new());
         }
         let Ok(groups) = self.bus.groups().await else { return Ok(BTreeSet::new()) };
