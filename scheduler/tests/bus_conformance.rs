@@ -297,8 +297,9 @@ async fn nodes_answer_for_themselves_and_all_together(world: World) -> Result<()
 
 async fn hints_and_notices_are_heard_by_those_who_listen(world: World) -> Result<()> {
     let world = world.prepared().await?;
-    world.b.hint(Hint::Runs).await;
-    world.b.tell("ax.notice.failed.g.t.r".into(), "nobody listens".into()).await;
+    // Over the connection that is to hear: what others tell now may arrive later.
+    world.a.hint(Hint::Runs).await;
+    world.a.tell("ax.notice.failed.g.t.r".into(), "nobody listens".into()).await;
     let mut hints = world.a.hints().await?;
     let mut heard = world.a.hear("ax.notice.>").await?;
     world.b.hint(Hint::Definitions).await;

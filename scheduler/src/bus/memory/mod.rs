@@ -101,7 +101,7 @@ impl Bus for MemoryBus {
     }
 
     async fn lease(&self) -> Result<Option<LeaseEntry>, BusError> {
-        self.state(|state| state.lease())
+        self.state(State::lease)
     }
 
     async fn lease_take(&self, value: &LeaseValue, expected: Option<u64>) -> Result<LeaseWrite, BusError> {
@@ -113,7 +113,7 @@ impl Bus for MemoryBus {
     }
 
     async fn ask_leader(&self, _timeout: Duration) -> Result<LeaderAnswer, BusError> {
-        self.state(|state| state.ask_leader())
+        self.state(State::ask_leader)
     }
 
     async fn serve_leader(&self, value: LeaseValue) -> Result<Guard, BusError> {
@@ -231,7 +231,7 @@ impl Bus for MemoryBus {
     }
 
     async fn workers(&self) -> Result<Vec<WorkerEntry>, BusError> {
-        self.state(|state| state.workers())
+        self.state(State::workers)
     }
 
     async fn claim_key(&self, task: &TaskId, key: &str, proposed: RunId, window: Duration) -> Result<RunId, BusError> {

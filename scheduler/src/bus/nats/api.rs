@@ -162,12 +162,15 @@ impl Api {
         )
     }
 
-    /// Waits until the server has seen what was sent before, subscriptions above all.
-    pub(super) async fn flush(&self) -> Result<(), BusError> {
-        match timed("flush", tokio::time::timeout(ANSWER_WITHIN, self.client.flush())).await {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(_)) => Err(Failure::Disconnected.into()),
-            Err(_) => Err(Failure::TimedOut.into()),
+    /// Waits until the server has acted on what was sent before, subscriptions above all.
+    ///
+    /// It handles a connection's commands in order, so the answer to anything tells; async-nats' `flush` only empties
+    /// the client's own buffer.
+    async fn settled(&self) -> Result<(), BusError> {
+        let anything = "$JS.API.INFO".to_owned();
+        match self.request("settled", anything, None, Bytes::new(), ANSWER_WITHIN).await {
+            Ok(_) | Err(Failure::NoResponders) => Ok(()),
+            Err(failure) => Err(failure.into()),
         }
     }
 
@@ -188,7 +191,7 @@ impl Api {
             .await
             .map_err(|_| Failure::TimedOut)?
             .map_err(|error| BusError::Refused(chain(&error)))?;
-        self.flush().await?;
+        self.settled().await?;
         Ok(subscriber)
     }
 }
