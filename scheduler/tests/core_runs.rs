@@ -479,3 +479,117 @@ fn what_was_told_of_a_replaced_message_does_not_count_against_its_successor() {
     world.run_until(1010);
     assert_eq!(world.sent.len(), 1, "its next message is published");
 }
+
+#[test]
+fn a_start_whose_message_is_not_known_is_still_published_again_and_its_run_blocks_others() {
+    let mut world = World::new(&[every(1000, json!({}))]);
+    let planned = world.plan(2000, 0).remove(0);
+    world.shard.fire(at(1000));
+    world.shard.pop_publish().unwrap();
+    world.event("started", &planned, 1001, json!({"worker_id": "w"}));
+    world.shard.publish_unanswered(planned.run_id, at(1002), false);
+    assert!(matches!(world.run_until(2000)[..], [Fired::Blocked(_)]), "it is running");
+    assert_eq!(world.sent.len(), 1, "the same message again: a duplicate PubAck yields its sequence");
+    world.server(ACK, 1, 1, 2001);
+    assert_eq!(world.run(planned.run_id).state, RunState::Succeeded);
+}
+
+#[test]
+fn an_event_of_a_replaced_attempt_does_not_lose_the_replacement() {
+    for late in ["failed", "started", "released", "succeeded"] {
+        let (mut world, run) = one(json!({"max_retry": 2, "retry_backoff": {"initial_ms": 0, "jitter_ms": 0}}));
+        world.event("failed", &run, 1100, json!({}));
+        world.server(ACK, 1, 1, 1101);
+        world.event(late, &run, 1102, json!({}));
+        world.flush();
+        world.run_until(1200);
+        assert_eq!(world.sent.len(), 2, "after a late {late}");
+    }
+}
+
+#[test]
+fn a_message_found_at_takeover_does_not_revive_a_run_that_has_ended() {
+    let (world, run) = one(json!({}));
+    let sent = &world.sent[0];
+    let headers = sent.headers.iter().map(|(k, v)| ((*k).to_owned(), v.clone())).collect();
+    let found =
+        StreamMessage { seq: 1, subject: sent.subject.clone(), headers, payload: sent.payload.clone(), at: at(1000) };
+    let mut next = World::new(&[every(1000, json!({}))]);
+    let mut planned = run.clone();
+    planned.state = RunState::Pending;
+    planned.message = None;
+    next.shard.load_runs(vec![planned], vec![], at(2000));
+    next.event("succeeded", &run, 1500, json!({}));
+    next.shard.adopt_message(run.run_id, &found);
+    assert_eq!(next.run(run.run_id).state, RunState::Succeeded);
+    next.shard.fire(at(5000));
+    next.flush();
+    assert!(next.effects.iter().any(|(e, _)| matches!(e, Effect::Delete { seq: 1, .. })), "its message is removed");
+    next.plan(6000, 5000);
+    assert!(!next.run_until(6000).contains(&Fired::Skipped("overlap")));
+}
+
+#[test]
+fn an_attempt_that_cannot_exist_is_passed_over() {
+    let (mut world, run) = one(json!({"max_retry": 1}));
+    for attempt in [3, 1000, 1_000_000] {
+        world.event("started", &run, 1010, json!({"attempt": attempt}));
+        world.event("succeeded", &run, 1010, json!({"attempt": attempt}));
+    }
+    assert_eq!((world.run(run.run_id).state, world.run(run.run_id).attempt), (RunState::Triggered, 0));
+    world.server(ACK, 1, 4_000_000_000, 1020);
+    assert_eq!(world.run(run.run_id).attempt, 2);
+}
+
+#[test]
+fn a_worker_of_another_group_cannot_settle_a_run() {
+    let (mut world, run) = one(json!({}));
+    let mut foreign = run.clone();
+    foreign.group = "other".parse().unwrap();
+    assert!(matches!(world.event("succeeded", &foreign, 1010, json!({})), Applied::Malformed(_)));
+    assert_eq!(world.run(run.run_id).state, RunState::Triggered);
+}
+
+#[test]
+fn a_changed_description_makes_no_missed_rows() {
+    let mut world = World::new(&[every(1000, json!({}))]);
+    world.plan(30_000, 28_000);
+    let mut edited = row(every(1000, json!({"description": "new", "misfire_grace_ms": 0})));
+    edited.updated_at = at(1000);
+    let id = edited.definition.task_id.clone();
+    world.shard.load_tasks(2, vec![edited], at(29_000));
+    let pass = world.shard.plan(at(31_000), at(29_000), &[id]);
+    assert!(pass.rows.iter().all(|r| r.stretch.is_none()), "those instants have their rows");
+}
+
+#[test]
+fn notices_tell_what_was_written_and_a_final_state_once() {
+    let (mut world, run) = one(json!({}));
+    let first = world.shard.take_flush().unwrap();
+    world.event("succeeded", &run, 1010, json!({}));
+    let told = world.shard.committed(first);
+    assert!(told.iter().all(|(_, r)| r.state == RunState::Triggered), "{told:?}");
+    world.flush();
+    let ends = world.effects.iter().filter(|(e, r)| matches!(e, Effect::Notice { .. }) && r.state.is_final()).count();
+    assert_eq!(ends, 1);
+}
+
+#[test]
+fn a_failure_under_cancel_is_cancelled() {
+    for (kind, event) in [("failed", json!({"retry": true})), ("failed", json!({"retry": false}))] {
+        let (mut world, run) = one(json!({"max_retry": 3}));
+        let mut gone = row(every(1000, json!({})));
+        gone.deleted_at = Some(at(1500));
+        world.shard.load_tasks(2, vec![gone], at(1500));
+        world.event(kind, &run, 1600, event);
+        assert_eq!(world.run(run.run_id).state, RunState::Cancelled);
+    }
+}
+
+#[test]
+fn lost_events_leave_what_was_outstanding_in_doubt() {
+    let (mut world, run) = one(json!({}));
+    assert!(!world.shard.outstanding_run(run.run_id).unwrap().speaks_against);
+    world.shard.restart_events("e2".into(), 0);
+    assert!(world.shard.outstanding_run(run.run_id).unwrap().speaks_against);
+}

@@ -13,6 +13,9 @@ use serde_json::Value;
 use crate::core::run::{Run, RunState, Stretch};
 use crate::core::schedule::Schedule;
 
+/// Why a stretch of instants was missed.
+pub const NOBODY_RAN: &str = "no scheduler was running";
+
 /// A stored definition; the row `task` in SQL. Deleted tasks stay as a tombstone, so that every node hears of it and
 /// versions go on where they were.
 #[derive(Debug, Clone, PartialEq)]
@@ -248,7 +251,7 @@ fn unjudged(row: &TaskRow, cx: AcceptContext) -> Option<Run> {
     let schedule = Schedule::parse(definition.cron_expr.as_deref()?, &definition.timezone).ok()?;
     let (kind, reason, after) = match definition.status {
         Status::Paused => (RunKind::Skipped, "paused", row.effective_at),
-        Status::Enabled => (RunKind::Missed, "no scheduler was running", row.effective_at.max(cx.planned_until)),
+        Status::Enabled => (RunKind::Missed, NOBODY_RAN, row.effective_at.max(cx.planned_until)),
     };
     let stretch = schedule.stretch(after, cx.now, row.anchor_at)?;
     let id = RunId::stretch(&definition.task_id, stretch.first);

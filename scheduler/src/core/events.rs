@@ -5,7 +5,7 @@
 
 use ax_shared::subjects::parse_address;
 use ax_shared::wire::EventBody;
-use ax_shared::{Prefix, RunId, Timestamp};
+use ax_shared::{Prefix, RunAddress, Timestamp};
 use serde::Deserialize;
 
 use crate::core::run::SignalKind;
@@ -20,8 +20,8 @@ const MAX_ERROR_CHARS: usize = 4000;
 pub enum Told {
     /// A worker about its run.
     Worker {
-        /// The run.
-        run_id: RunId,
+        /// The run, as the subject names it.
+        run: RunAddress,
         /// What.
         event: RunEvent,
     },
@@ -77,7 +77,7 @@ pub fn read(prefix: &Prefix, message: &StreamMessage) -> Told {
         return Told::Malformed(format!("{kind}: attempt {} is out of range", body.attempt));
     }
     match event_of(kind, body, message.at) {
-        Some(event) => Told::Worker { run_id: address.run_id, event },
+        Some(event) => Told::Worker { run: address, event },
         None => Told::Unknown,
     }
 }
@@ -160,10 +160,10 @@ mod tests {
     fn a_workers_event_is_read_with_defaults() {
         let subject = format!("ax.event.failed.g.a.b.{RUN}");
         let told = read(&Prefix::default(), &message(&subject, &json!({"run_id": RUN, "attempt": 2, "new": 1})));
-        let Told::Worker { run_id, event: RunEvent::Failed { attempt, error, retry, at, .. } } = told else {
+        let Told::Worker { run, event: RunEvent::Failed { attempt, error, retry, at, .. } } = told else {
             panic!("{told:?}")
         };
-        assert_eq!((run_id.to_string().as_str(), attempt, error.as_str(), retry), (RUN, 2, "failed", true));
+        assert_eq!((run.run_id.to_string().as_str(), attempt, error.as_str(), retry), (RUN, 2, "failed", true));
         assert_eq!(at.as_millis(), 5);
     }
 

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use uuid::Uuid;
+
 /// A lease as its holder sees it, on the holder's own boot-time clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Trust {
@@ -44,6 +46,8 @@ impl Trust {
 /// What a follower has heard from `ax.internal.leader`, to decide on an early takeover.
 #[derive(Debug, Clone, Default)]
 pub struct Silence {
+    /// Whom it is about: what was heard of one holder says nothing about the next.
+    holder: Option<Uuid>,
     no_responders: u32,
     wait_until: Option<Duration>,
 }
@@ -61,8 +65,12 @@ impl Silence {
         self.no_responders = 0;
     }
 
-    /// Nobody listens.
-    pub fn no_responders(&mut self) {
+    /// Nobody listens, while the key names `holder`.
+    pub fn no_responders(&mut self, holder: Uuid) {
+        if self.holder != Some(holder) {
+            self.holder = Some(holder);
+            self.no_responders = 0;
+        }
         self.no_responders = self.no_responders.saturating_add(1);
     }
 
@@ -83,6 +91,7 @@ impl Silence {
 mod tests {
     use super::*;
 
+    const HOLDER: Uuid = Uuid::from_u128(1);
     const S: Duration = Duration::from_secs(1);
 
     #[test]
@@ -98,17 +107,19 @@ mod tests {
     #[test]
     fn only_a_row_of_no_responders_on_a_settled_connection_means_dead() {
         let mut silence = Silence::default();
-        silence.no_responders();
+        silence.no_responders(HOLDER);
         assert!(!silence.means_dead(S, 5 * S));
-        silence.no_responders();
+        silence.no_responders(HOLDER);
         assert!(silence.means_dead(S, 5 * S));
         assert!(!silence.means_dead(S, S / 2), "own connection just came back");
         silence.answered();
         assert!(!silence.means_dead(S, 5 * S), "a slow answer is no silence");
         silence.proved_wrong(S);
-        silence.no_responders();
-        silence.no_responders();
+        silence.no_responders(HOLDER);
+        silence.no_responders(HOLDER);
         assert!(!silence.means_dead(60 * S, 50 * S));
         assert!(silence.means_dead(61 * S, 50 * S));
+        silence.no_responders(Uuid::from_u128(2));
+        assert!(!silence.means_dead(61 * S, 50 * S), "a new holder has not been silent yet");
     }
 }

@@ -9,7 +9,7 @@
 use ax_shared::Timestamp;
 use serde_json::Value;
 
-use crate::core::run::{Attempt, AttemptOutcome, Message, Run, RunState};
+use crate::core::run::{Attempt, AttemptOutcome, Intent, Message, Run, RunState};
 
 /// A run that has not ended, or whose message may still be open, with its attempts in order.
 #[derive(Debug, Clone, PartialEq)]
@@ -143,6 +143,29 @@ pub enum RunEvent {
     Closed,
 }
 
+impl RunEvent {
+    /// When it happened, if that is told.
+    #[must_use]
+    pub fn at(&self) -> Option<Timestamp> {
+        match self {
+            Self::Published { at, .. }
+            | Self::Started { at, .. }
+            | Self::Succeeded { at, .. }
+            | Self::Failed { at, .. }
+            | Self::Released { at, .. }
+            | Self::Cancelled { at, .. }
+            | Self::Acked { at, .. }
+            | Self::Naked { at, .. }
+            | Self::Terminated { at, .. }
+            | Self::Exhausted { at, .. }
+            | Self::Reconciled { at }
+            | Self::Refused { at, .. }
+            | Self::Ended { at, .. } => Some(*at),
+            Self::Progress { .. } | Self::Closed => None,
+        }
+    }
+}
+
 /// What an event did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
@@ -168,8 +191,25 @@ impl Ledger {
         Self { run, attempts, dirty_attempts: Vec::new() }
     }
 
-    /// Applies an event at its own instant.
+    /// Applies an event at its own instant. Under a cancel nothing is tried again: what would be a failure or a further
+    /// attempt is the end.
     pub fn apply(&mut self, event: RunEvent) -> Outcome {
+        let cancelling = self.run.intent == Some(Intent::Cancel);
+        let at = event.at();
+        let outcome = self.transition(event);
+        match outcome {
+            Outcome::BackingOff | Outcome::Replace if cancelling => {
+                self.finish(RunState::Cancelled, Some("task_deleted".into()), at.unwrap_or_default())
+            }
+            Outcome::Final if cancelling && self.run.state != RunState::Succeeded => {
+                self.run.state = RunState::Cancelled;
+                outcome
+            }
+            _ => outcome,
+        }
+    }
+
+    fn transition(&mut self, event: RunEvent) -> Outcome {
         if self.run.state.is_final() {
             return self.apply_to_final(&event);
         }
@@ -183,7 +223,7 @@ impl Ledger {
                 Outcome::Moved
             }
             RunEvent::Started { attempt, worker_id, at } => {
-                if !self.enter(attempt, at) {
+                if self.outcome_of(attempt).is_some() || !self.enter(attempt, at) {
                     return Outcome::Ignored;
                 }
                 self.run.state = RunState::Running;
@@ -213,7 +253,7 @@ impl Ledger {
                 self.succeed(attempt, worker_id, started_at, at, None)
             }
             RunEvent::Failed { attempt, error, retry, worker_id, at } => {
-                if !self.enter(attempt, at) {
+                if self.outcome_of(attempt).is_some() || !self.enter(attempt, at) {
                     return Outcome::Ignored;
                 }
                 self.close_attempt(attempt, AttemptOutcome::Failed, worker_id, Some(error), at);
@@ -225,7 +265,7 @@ impl Ledger {
                 }
             }
             RunEvent::Released { attempt, reason, at } => {
-                if !self.enter(attempt, at) || self.outcome_of(attempt).is_some() {
+                if self.outcome_of(attempt).is_some() || !self.enter(attempt, at) {
                     return Outcome::Ignored;
                 }
                 self.close_attempt(attempt, AttemptOutcome::Released, None, reason, at);
@@ -235,7 +275,7 @@ impl Ledger {
                 Outcome::BackingOff
             }
             RunEvent::Cancelled { attempt, at } => {
-                if !self.enter(attempt, at) {
+                if self.outcome_of(attempt).is_some() || !self.enter(attempt, at) {
                     return Outcome::Ignored;
                 }
                 self.close_attempt(attempt, AttemptOutcome::Cancelled, None, None, at);
@@ -293,15 +333,18 @@ impl Ledger {
             RunEvent::Exhausted { deliveries, at } => {
                 let attempt = self.attempt_of(deliveries);
                 self.enter(attempt, at);
-                match self.outcome_of(attempt) {
-                    Some(AttemptOutcome::Released) if attempt < self.run.max_attempts => Outcome::Replace,
-                    Some(_) => self.finish(RunState::Failed, self.error_of(attempt), at),
-                    None => {
-                        let error = "no acknowledgement within the ack deadline".to_owned();
-                        self.close_attempt(attempt, AttemptOutcome::TimedOut, None, Some(error), at);
-                        self.finish(RunState::TimedOut, self.error_of(attempt), at)
-                    }
+                if self.outcome_of(attempt).is_none() {
+                    let error = "no acknowledgement within the ack deadline".to_owned();
+                    self.close_attempt(attempt, AttemptOutcome::TimedOut, None, Some(error), at);
                 }
+                if attempt < self.run.max_attempts {
+                    return Outcome::Replace;
+                }
+                let state = match self.outcome_of(attempt) {
+                    Some(AttemptOutcome::TimedOut) | None => RunState::TimedOut,
+                    Some(_) => RunState::Failed,
+                };
+                self.finish(state, self.error_of(attempt), at)
             }
             RunEvent::Reconciled { at } => {
                 if let Some(message) = &mut self.run.message {
@@ -354,7 +397,7 @@ impl Ledger {
 
     /// Whether the attempt may still decide the run; if it is a later one, what lies before it has timed out.
     fn enter(&mut self, attempt: u32, at: Timestamp) -> bool {
-        if attempt < self.run.attempt {
+        if attempt < self.run.attempt || attempt <= self.run.attempt_base || attempt > self.last_possible() {
             return false;
         }
         for earlier in self.run.attempt.max(self.run.attempt_base + 1)..attempt {
@@ -368,8 +411,14 @@ impl Ledger {
         true
     }
 
+    /// The highest number that an attempt can have: whatever is above it was made up.
+    fn last_possible(&self) -> u32 {
+        let deliveries = self.run.profile.map_or(101, ax_shared::Profile::max_deliver);
+        self.run.max_attempts.max(self.run.attempt_base.saturating_add(deliveries))
+    }
+
     fn attempt_of(&self, deliveries: u32) -> u32 {
-        self.run.attempt_base.saturating_add(deliveries.max(1))
+        self.run.attempt_base.saturating_add(deliveries.max(1)).min(self.last_possible())
     }
 
     fn deliveries_left(&self, deliveries: u32) -> bool {

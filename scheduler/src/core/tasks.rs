@@ -5,10 +5,14 @@ use std::collections::HashMap;
 use ax_shared::definition::Status;
 use ax_shared::{ConsumerName, Profile, RunId, RunKind, TaskId, Timestamp};
 
-use crate::core::definitions::TaskRow;
+use crate::core::definitions::{NOBODY_RAN, TaskRow};
 use crate::core::run::{Run, RunState, Stretch};
 use crate::core::schedule::{Schedule, ScheduleError};
 use crate::core::wheel::{Due, EntryId, Wheel};
+
+/// How far before the watermark a changed task may be planned again, in milliseconds: far more than the time in which
+/// a leader takes up a change.
+pub const CHANGED_WINDOW_MS: i64 = 60_000;
 
 /// A compiled definition.
 #[derive(Debug, Clone)]
@@ -78,15 +82,23 @@ impl Task {
             rows.push(owed(missed.last));
             from = missed.last;
         }
-        while let Some(at) = schedule.next_after(from, anchor).filter(|at| *at <= until) {
+        self.plan_each(from, until, now, rows);
+        recovers
+    }
+
+    /// A row for each instant in (`after`, `until`].
+    fn plan_each(&self, after: Timestamp, until: Timestamp, now: Timestamp, rows: &mut Vec<Run>) {
+        let Some(schedule) = self.schedule.as_ref().filter(|_| self.is_planned()) else { return };
+        let kind = if schedule.is_every() { RunKind::Every } else { RunKind::Cron };
+        let mut from = after;
+        while let Some(at) = schedule.next_after(from, self.row.anchor_at).filter(|at| *at <= until) {
             debug_assert!(at > from, "a schedule must advance");
             if at <= from {
                 break;
             }
-            rows.push(owed(at));
+            rows.push(self.row.new_run(RunId::scheduled(&self.row.definition.task_id, at), kind, at, at, now));
             from = at;
         }
-        recovers
     }
 
     fn stretch_row(&self, first: Timestamp, to: Timestamp, count: u64, now: Timestamp) -> Run {
@@ -94,7 +106,7 @@ impl Task {
         let mut row = self.row.new_run(id, RunKind::Missed, first, first, now);
         row.stretch = Some(Stretch { from: first, to, count });
         row.state = RunState::Skipped;
-        row.reason = Some("missed: no scheduler was running at these instants".into());
+        row.reason = Some(NOBODY_RAN.into());
         row.finished_at = Some(now);
         row.adopted = true;
         row
@@ -202,11 +214,12 @@ impl Tasks {
     /// that. The wheel moves on; the watermark does when [`Self::planned`] confirms the pass.
     pub fn plan(&mut self, until: Timestamp, now: Timestamp, changed: &[TaskId]) -> PlanPass {
         let mut pass = PlanPass { rows: Vec::new(), until, recovers: false };
+        let oldest = self.planned_until.plus_millis(-CHANGED_WINDOW_MS);
         for id in changed {
             if let Some(task) = self.get(id) {
                 // Owed since the change was accepted, and before that already planned for the definition of then.
-                let from = task.row.effective_at.max(task.row.updated_at);
-                pass.recovers |= task.plan(from, self.planned_until, now, &mut pass.rows);
+                let from = task.row.effective_at.max(task.row.updated_at).max(oldest);
+                task.plan_each(from, self.planned_until, now, &mut pass.rows);
             }
         }
         let mut due = std::mem::take(&mut self.due);

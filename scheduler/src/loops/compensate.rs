@@ -37,6 +37,15 @@ pub(super) async fn run(term: Arc<Term>) -> EndOfTerm {
 }
 
 async fn sweep(term: &Arc<Term>, unused: &mut HashMap<String, Duration>) -> Result<(), BusError> {
+    let tended = tend_consumers(term, unused).await;
+    reconcile::sweep(term, LEAVE_ALONE.min(term.cx.settings.sweep_interval)).await;
+    tended
+}
+
+async fn tend_consumers(term: &Arc<Term>, unused: &mut HashMap<String, Duration>) -> Result<(), BusError> {
+    if !term.may_act() {
+        return Ok(());
+    }
     let (needed, groups) = {
         let mut shard = term.shard();
         let expired = shard.expire_signals(term.cx.clock.now().plus_millis(-SIGNAL_LIFE_MS));
@@ -58,8 +67,10 @@ async fn sweep(term: &Arc<Term>, unused: &mut HashMap<String, Duration>) -> Resu
     let needed: BTreeSet<String> = needed.iter().map(ToString::to_string).collect();
     unused.retain(|name, _| names.contains(name.as_str()) && !needed.contains(name));
     for consumer in &present {
-        if consumer.pending + consumer.ack_pending > 0 {
-            term.cx.bus.poke(&consumer.name).await?;
+        if consumer.pending + consumer.ack_pending > 0
+            && let Err(e) = term.cx.bus.poke(&consumer.name).await
+        {
+            tracing::warn!(consumer = consumer.name, error = %e, "the consumer could not be poked");
         }
         if !needed.contains(&consumer.name) && consumer.pending + consumer.ack_pending == 0 {
             let since = *unused.entry(consumer.name.clone()).or_insert(now);
@@ -69,9 +80,7 @@ async fn sweep(term: &Arc<Term>, unused: &mut HashMap<String, Duration>) -> Resu
             }
         }
     }
-    set_windows(term).await?;
-    reconcile::sweep(term, LEAVE_ALONE.min(term.cx.settings.sweep_interval)).await;
-    Ok(())
+    set_windows(term).await
 }
 
 /// Window of a group: four times what its registered workers take at once, at least 64.

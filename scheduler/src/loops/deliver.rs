@@ -17,6 +17,8 @@ use crate::ports::{PubAck, PublishError, Publisher};
 
 /// Publishes under way at once; more buys nothing on one connection.
 const IN_FLIGHT: usize = 256;
+/// A publish that waited this long for nothing.
+const STALLED: Duration = Duration::from_millis(1900);
 
 /// Runs the loop.
 pub(super) async fn run(term: Arc<Term>) -> EndOfTerm {
@@ -80,14 +82,24 @@ async fn publish(term: &Arc<Term>, publisher: &Arc<dyn Publisher>) -> Option<End
             let publisher = publisher.clone();
             in_flight.push(async move {
                 let run_id = next.run_id;
-                (run_id, publisher.publish(next.message).await)
+                let began = tokio::time::Instant::now();
+                let answer = publisher.publish(next.message).await;
+                (run_id, answer, began.elapsed())
             });
         }
         if publisher.is_closed() && in_flight.is_empty() {
             return None;
         }
         tokio::select! {
-            Some((run_id, answer)) = in_flight.next(), if !in_flight.is_empty() => answered(term, run_id, answer),
+            Some((run_id, answer, took)) = in_flight.next(), if !in_flight.is_empty() => {
+                // Neither a yes nor a no within its time: the connection has stalled. A new one begins with a look at
+                // the lease; this one must not send its buffer when it thaws.
+                if took >= STALLED && matches!(answer, Err(PublishError::Transient(_))) && !publisher.is_closed() {
+                    tracing::warn!("the publishing connection has stalled");
+                    publisher.close().await;
+                }
+                answered(term, run_id, answer);
+            }
             () = term.wake.deliver.notified(), if !stopping => {}
             () = term.ended.cancelled(), if !stopping => {}
             () = tokio::time::sleep(Duration::from_millis(200)) => {}

@@ -30,12 +30,11 @@ pub(super) async fn run(term: Arc<Term>, mut effects: mpsc::UnboundedReceiver<(E
             notice(&term, &run).await;
             continue;
         }
-        let Ok(slot) = slots.clone().acquire_owned().await else { return EndOfTerm::Stopped };
-        let term = term.clone();
+        let (term, slots) = (term.clone(), slots.clone());
         tokio::spawn(async move {
-            let _slot = slot;
+            let Ok(_slot) = slots.acquire_owned().await else { return };
             match effect {
-                Effect::Delete { seq, bury, .. } => delete(&term, &run, seq, bury).await,
+                Effect::Delete { seq, incarnation, bury, .. } => delete(&term, &run, seq, &incarnation, bury).await,
                 Effect::Cancel { .. } => cancel(&term, &run).await,
                 Effect::Notice { .. } | Effect::Requeue { .. } => {}
             }
@@ -64,8 +63,11 @@ async fn notice(term: &Term, run: &Run) {
 }
 
 /// Deletes a message; with `bury`, leaves a copy for operators if it is still there.
-async fn delete(term: &Arc<Term>, run: &Run, seq: u64, bury: bool) {
+async fn delete(term: &Arc<Term>, run: &Run, seq: u64, incarnation: &str, bury: bool) {
     let gone = async {
+        if term.cx.bus.triggers().await.ok()?.incarnation != incarnation {
+            return Some(false);
+        }
         let publisher = term.publisher()?;
         if bury
             && let Some(message) = term.cx.bus.trigger_at(seq).await.ok()?
@@ -113,9 +115,11 @@ async fn cancel(term: &Arc<Term>, run: &Run) {
         if term.ended.is_cancelled() {
             return;
         }
-        let Some(seq) = term.shard().outstanding_run(run.run_id).map(|o| o.seq) else { return };
+        let Some(o) = term.shard().outstanding_run(run.run_id) else { return };
         let taken_back = async {
-            term.publisher()?.delete(seq).await.ok()?;
+            if term.cx.bus.triggers().await.ok()?.incarnation == o.incarnation {
+                term.publisher()?.delete(o.seq).await.ok()?;
+            }
             let last = term.cx.bus.events().await.ok()?.last_seq;
             reconcile::read_past(term, last).await.then_some(())
         };

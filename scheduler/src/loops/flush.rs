@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 
-use super::{Chain, EndOfTerm, Term, wait};
+use super::{Chain, EndOfTerm, Term, pause, wait};
 use crate::core::run::Run;
 use crate::core::shard::Effect;
 use crate::failpoint::die_at;
@@ -19,6 +19,8 @@ const LAST_FLUSH: Duration = Duration::from_secs(3);
 
 /// Runs the loop. It ends last: after the other loops, with a flush of what they left.
 pub(super) async fn run(term: Arc<Term>, effects: mpsc::UnboundedSender<(Effect, Run)>) -> EndOfTerm {
+    // However this loop ends: without it nothing that the others do would be written.
+    let _ends_the_term = term.ended.clone().drop_guard();
     let idle = term.cx.settings.lease_ttl / 2;
     let mut failures = 0u32;
     loop {
@@ -48,6 +50,17 @@ pub(super) async fn run(term: Arc<Term>, effects: mpsc::UnboundedSender<(Effect,
             }
         }
     }
+}
+
+/// A leader whose writes the database has not taken for two lifetimes of the lease gives it up: another node may have
+/// a working database.
+pub(super) async fn watch(term: Arc<Term>) -> EndOfTerm {
+    while pause(Duration::from_millis(500), &term.ended).await {
+        if term.since_commit() > term.cx.settings.lease_ttl * 2 {
+            return EndOfTerm::LeaseLost("the database has not taken a write for two lifetimes of the lease");
+        }
+    }
+    EndOfTerm::Stopped
 }
 
 /// A term that ends writes what it knows, so that its successor need not find it out; what cannot be written, because

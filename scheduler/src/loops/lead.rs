@@ -56,14 +56,18 @@ async fn follow(
         () = stop.cancelled() => return None,
         answer = cx.bus.ask_leader(ASK_TIMEOUT) => answer,
     };
+    let mut silent = true;
     match answer {
         Ok(LeaderAnswer::Alive(leader)) => {
             cx.epoch.fetch_max(leader.epoch, Ordering::Relaxed);
             silence.answered();
             return None;
         }
-        Ok(LeaderAnswer::TimedOut) => silence.answered(),
-        Ok(LeaderAnswer::NoResponders) => silence.no_responders(),
+        Ok(LeaderAnswer::TimedOut) => {
+            silence.answered();
+            silent = false;
+        }
+        Ok(LeaderAnswer::NoResponders) => {}
         Err(e) => {
             silence.answered();
             tracing::debug!(error = %e, "the leader cannot be asked");
@@ -77,9 +81,13 @@ async fn follow(
             return None;
         }
     };
-    let early = entry.is_some();
-    if early && !silence.means_dead(cx.clock.boot(), cx.bus.connected_for()) {
-        return None;
+    if let Some(entry) = &entry {
+        if silent {
+            silence.no_responders(entry.value.instance);
+        }
+        if !silence.means_dead(cx.clock.boot(), cx.bus.connected_for()) {
+            return None;
+        }
     }
     // Nobody takes the lease without a working database.
     if let Err(e) = cx.store.ping().await {
@@ -127,7 +135,12 @@ async fn lead(cx: &Context, candidate: &Candidate, held: HeldLease, silence: &mu
     let ended = stop.child_token();
     candidate.leading.store(true, Ordering::Relaxed);
     let renewing = tokio::spawn(renew(cx.clone(), lease.clone(), ended.clone()));
-    let end = Term::run(cx.clone(), lease.clone(), ended.clone()).await;
+    // From now on: a takeover may take longer than the silence that others take for death.
+    let value = lease.lock().expect("lease").value.clone();
+    let end = match cx.bus.serve_leader(value).await {
+        Ok(serving) => Term::run(cx.clone(), lease.clone(), serving, ended.clone()).await,
+        Err(e) => EndOfTerm::Takeover(e.into()),
+    };
     ended.cancel();
     let lost = renewing.await.unwrap_or(Some("the renewing loop panicked"));
     candidate.leading.store(false, Ordering::Relaxed);

@@ -149,6 +149,7 @@ impl Term {
             }
             Err(e @ StoreError::Fenced { .. }) => Err(EndOfTerm::Fenced(e)),
             Err(e) => {
+                self.rows_in_doubt.store(true, Ordering::Relaxed);
                 tracing::warn!(error = %Chain(&e), what, "the database did not do it; trying again");
                 if pause(AGAIN, &self.ended).await { Ok(None) } else { Err(EndOfTerm::Stopped) }
             }

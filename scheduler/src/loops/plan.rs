@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use ax_shared::TaskId;
 
@@ -38,6 +39,7 @@ async fn run_once(term: &Arc<Term>, changed: Vec<TaskId>) -> Result<(), EndOfTer
         match write(term, &mut pass, seen_rev).await? {
             Planned::Done { .. } => {
                 term.shard().planned(until);
+                take_up_missing(term).await?;
                 metrics::gauge!("ax_planned_until_seconds").set(until.as_millis() as f64 / 1000.0);
                 term.wake.fire.notify_one();
                 return Ok(());
@@ -103,6 +105,30 @@ fn take_up(term: &Term, rows: Vec<crate::core::run::Run>, planned: &Planned) {
     let mut shard = term.shard();
     shard.add_runs(rows);
     metrics::gauge!("ax_wheel_entries").set(shard.tasks().scheduled() as f64);
+}
+
+/// After a write whose answer was lost: takes up rows that are in SQL and not in memory. What was in memory before SQL
+/// was read may have ended since, and is left alone.
+async fn take_up_missing(term: &Arc<Term>) -> Result<(), EndOfTerm> {
+    if !term.rows_in_doubt.swap(false, Ordering::Relaxed) {
+        return Ok(());
+    }
+    let known = term.shard().run_ids();
+    let Some(rows) = term.done("unfinished", term.cx.store.unfinished(term.epoch).await).await? else {
+        return Ok(());
+    };
+    let missing: Vec<_> = rows
+        .into_iter()
+        .filter(|run| !known.contains(&run.run_id) && !run.state.is_final() && run.message.is_none())
+        .collect();
+    if !missing.is_empty() {
+        tracing::warn!(
+            runs = missing.len(),
+            "rows of a write that was not answered are in the database; taking them up"
+        );
+        term.shard().add_runs(missing);
+    }
+    Ok(())
 }
 
 /// Takes up the definitions that changed after `seen_rev`. Their consumers are there before anything is planned for

@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use ax_shared::RunId;
 use futures::StreamExt;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 
-use super::{Blocked, EndOfTerm, Term, fire};
+use super::{Blocked, EndOfTerm, Term, fire, pause};
 use crate::core::settle::{Outcome, RunEvent};
 use crate::ports::BusError;
 
@@ -47,17 +47,23 @@ impl Finding {
 
 /// Runs the loop: reconciles what blocks a due run, then has that run judged.
 pub(super) async fn run(term: Arc<Term>, mut blocked: mpsc::UnboundedReceiver<Blocked>) -> EndOfTerm {
+    let slots = Arc::new(Semaphore::new(AT_ONCE));
     loop {
         let next = tokio::select! {
             () = term.ended.cancelled() => return EndOfTerm::Stopped,
             next = blocked.recv() => next,
         };
         let Some((_, blockers)) = next else { return EndOfTerm::Stopped };
-        let term = term.clone();
+        let (term, slots) = (term.clone(), slots.clone());
         tokio::spawn(async move {
+            let Ok(_slot) = slots.acquire_owned().await else { return };
             for blocker in blockers {
-                if let Err(e) = look(&term, blocker).await {
-                    tracing::warn!(run_id = %blocker, error = %e, "a blocking run could not be looked at");
+                // Not known is no overlap: look until there is an answer.
+                while let Err(e) = look(&term, blocker).await {
+                    tracing::warn!(run_id = %blocker, error = %e, "a blocking run could not be looked at; trying again");
+                    if !pause(Duration::from_millis(500), &term.ended).await {
+                        return;
+                    }
                 }
                 let report = term.shard().judge_blocked(blocker, term.cx.clock.now());
                 fire::note(&term, report);

@@ -30,6 +30,13 @@ pub(super) async fn run(term: Arc<Term>) -> EndOfTerm {
         if !pause(Duration::from_millis(100), &term.ended).await {
             return EndOfTerm::Stopped;
         }
+        // A stream that somebody deleted is made again; what it held is in doubt, and SQL knows what is owed.
+        if term.may_act()
+            && let Ok(database_id) = term.cx.store.database_id().await
+            && let Err(e) = term.cx.bus.prepare(database_id).await
+        {
+            tracing::warn!(error = %e, "the streams could not be verified");
+        }
     }
 }
 
@@ -93,6 +100,7 @@ async fn compare(term: &Arc<Term>) -> Result<bool, BusError> {
     match resume_at(shard.settled(), &events) {
         Some(position) => {
             shard.restart_events(position.incarnation, position.seq);
+            term.applied.send_replace(shard.settled().seq);
             Ok(true)
         }
         None => Ok(false),

@@ -6,7 +6,7 @@
 //! published again; the look-up comes before publishing, so that what was published without being recorded is adopted.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ use super::{
 };
 use crate::core::run::Run;
 use crate::core::shard::Shard;
-use crate::ports::{BusError, EventsPosition, LeaseWrite, Publisher, StoreError, StreamState};
+use crate::ports::{BusError, EventsPosition, Guard, LeaseWrite, Publisher, StoreError, StreamState};
 
 /// Runs looked up in the stream at once.
 const LOOK_UPS: usize = 64;
@@ -41,13 +41,20 @@ pub struct Term {
     pub(crate) applied: super::Applied,
     pub(crate) blocked: super::BlockedSender,
     pub(crate) last_commit_ms: super::Millis,
+    /// A write that makes rows was not answered: they may be in SQL and not in memory.
+    pub(crate) rows_in_doubt: AtomicBool,
     pub(crate) ended: CancellationToken,
 }
 
 impl Term {
     /// Runs a term until it ends. `lease` is renewed by the caller, who also cancels `ended` when it is lost or the
     /// program stops. On return nothing of the term is under way any more, and what could be written is.
-    pub(crate) async fn run(cx: Context, lease: Arc<Mutex<HeldLease>>, ended: CancellationToken) -> EndOfTerm {
+    pub(crate) async fn run(
+        cx: Context,
+        lease: Arc<Mutex<HeldLease>>,
+        answering: Guard,
+        ended: CancellationToken,
+    ) -> EndOfTerm {
         let began = cx.clock.boot();
         let begun = tokio::select! {
             () = ended.cancelled() => return EndOfTerm::Stopped,
@@ -62,6 +69,7 @@ impl Term {
             Ok(guard) => guard,
             Err(e) => return EndOfTerm::Takeover(e.into()),
         };
+        drop(answering);
         metrics::gauge!("ax_leader").set(1.0);
         metrics::counter!("ax_takeovers_total").increment(1);
         let (runs, tasks) = {
@@ -87,6 +95,7 @@ impl Term {
         loops.spawn(reconcile::run(term.clone(), blocked));
         loops.spawn(compensate::run(term.clone()));
         loops.spawn(effects::run(term.clone(), effects_out));
+        loops.spawn(flush::watch(term.clone()));
         let flushing = tokio::spawn(flush::run(term.clone(), effects_in));
 
         let mut end = None;
@@ -138,9 +147,6 @@ async fn begin(
     let triggers = cx.bus.triggers().await.map_err(takeover)?;
     shard.set_triggers_incarnation(&triggers.incarnation);
     let events = cx.bus.events().await.map_err(takeover)?;
-    if let Some(position) = resume_at(&state.settled, &events) {
-        shard.restart_events(position.incarnation, position.seq);
-    }
 
     let (rev, rows) = cx.store.definitions(0).await.map_err(from_store)?;
     for (id, e) in shard.load_tasks(rev, rows, cx.clock.now()) {
@@ -156,6 +162,12 @@ async fn begin(
     shard.load_signals(signals);
     let unknown = shard.load_runs(runs, attempts, cx.clock.now());
 
+    // After the runs are loaded: what is outstanding while events are lost is in doubt.
+    if let Some(position) = resume_at(&state.settled, &events) {
+        shard.restart_events(position.incarnation, position.seq);
+    } else if events.first_seq > state.settled.seq + 1 {
+        shard.events_were_lost();
+    }
     ensure_consumers(&cx, shard.consumers()).await.map_err(takeover)?;
     publish_groups(&cx, &shard).await.map_err(takeover)?;
 
@@ -172,6 +184,7 @@ async fn begin(
         applied,
         blocked,
         last_commit_ms: AtomicU64::new(cx.clock.boot().as_millis() as u64),
+        rows_in_doubt: AtomicBool::new(false),
         ended,
         cx,
     });

@@ -89,7 +89,7 @@ fn foreign(item: &str) -> Option<&'static str> {
     if item.contains(['?', '#']) || marked {
         Some("`? L W #` are Quartz syntax, which has 6 or 7 fields (the first one seconds)")
     } else if item.contains('~') || upper == "H" || upper.starts_with("H/") || upper.starts_with("H(") {
-        Some("random and hashed values are not supported: spread tasks with jitter_ms")
+        Some("random and hashed values are not supported: choose the minutes yourself")
     } else {
         None
     }

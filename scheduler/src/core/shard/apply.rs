@@ -6,7 +6,7 @@ use ax_shared::{RunId, Timestamp};
 
 use super::{Effect, Phase, Shard};
 use crate::core::events::{self, Told};
-use crate::core::run::{AttemptOutcome, RunState, Signal, SignalKind};
+use crate::core::run::{AttemptOutcome, Decision, RunState, Signal, SignalKind};
 use crate::core::settle::{Outcome, RunEvent};
 use crate::ports::StreamMessage;
 
@@ -31,8 +31,13 @@ pub enum Applied {
 impl Shard {
     /// Applies the next message of AX_EVENTS, in stream order.
     pub fn apply_event(&mut self, message: &StreamMessage) -> Applied {
+        self.latest = message.at;
         let applied = match events::read(&self.prefix, message) {
-            Told::Worker { run_id, event } => Applied::Run(run_id, self.apply(run_id, event)),
+            Told::Worker { run, event } => match self.runs.get(&run.run_id).map(|live| live.run().address()) {
+                // Rights are given by subject: a worker of one group must not settle the runs of another.
+                Some(address) if address != run => Applied::Malformed("the subject is not that of the run".into()),
+                _ => Applied::Run(run.run_id, self.apply(run.run_id, event)),
+            },
             Told::Server { seq, kind, deliveries, at, delivered_at } => match self.by_seq.get(&seq) {
                 Some(&run_id) => Applied::Run(run_id, self.apply_signal(run_id, kind, deliveries, at, delivered_at)),
                 None => {
@@ -100,7 +105,6 @@ impl Shard {
     /// Applies an event to a run and sees to what follows from it.
     pub fn apply(&mut self, run_id: RunId, event: RunEvent) -> Outcome {
         let Some(live) = self.runs.get_mut(&run_id) else { return Outcome::Ignored };
-        let at = instant_of(&event);
         let is_start = matches!(event, RunEvent::Started { .. });
         let before = live.ledger.run.state;
         let outcome = live.ledger.apply(event);
@@ -110,8 +114,13 @@ impl Shard {
                 let run = live.run();
                 let (group, state) = (run.group.clone(), run.state);
                 if is_start {
-                    live.phase = Phase::Out;
-                    self.queues.begin(&group, run_id);
+                    // Without a known message it stays where it is: publishing it again yields the sequence.
+                    if run.message.is_some() {
+                        live.phase = Phase::Out;
+                        self.queues.begin(&group, run_id);
+                    }
+                    live.ledger.run.decision = Some(Decision::HandOver);
+                    self.mark_busy(run_id);
                 }
                 if state != before {
                     self.effects.push(Effect::Notice { run_id });
@@ -123,8 +132,8 @@ impl Shard {
                 self.queues.end(&group, run_id);
                 self.effects.push(Effect::Notice { run_id });
             }
-            Outcome::Replace => self.replace(run_id, at.unwrap_or_default()),
-            Outcome::Final => self.ended(run_id, at.unwrap_or_default()),
+            Outcome::Replace => self.replace(run_id),
+            Outcome::Final => self.ended(run_id),
             Outcome::Closed => {}
         }
         self.touch(run_id);
@@ -132,7 +141,7 @@ impl Shard {
     }
 
     /// The run's message is of no more use, attempts are left: commit the next message number, then publish it.
-    fn replace(&mut self, run_id: RunId, at: Timestamp) {
+    fn replace(&mut self, run_id: RunId) {
         let Some(live) = self.runs.get_mut(&run_id) else { return };
         let released = live
             .ledger
@@ -151,15 +160,15 @@ impl Shard {
         if let Some(old) = old {
             self.by_seq.remove(&old.seq);
             if old.open {
-                self.effects.push(Effect::Delete { run_id, seq: old.seq, bury: false });
+                self.effects.push(Effect::Delete { run_id, seq: old.seq, incarnation: old.incarnation, bury: false });
             }
         }
-        self.effects.push(Effect::Requeue { run_id, not_before: at.plus_millis(delay) });
+        self.effects.push(Effect::Requeue { run_id, not_before: self.latest.plus_millis(delay) });
         self.effects.push(Effect::Notice { run_id });
     }
 
     /// The run became final just now.
-    fn ended(&mut self, run_id: RunId, at: Timestamp) {
+    fn ended(&mut self, run_id: RunId) {
         let Some(live) = self.runs.get_mut(&run_id) else { return };
         live.phase = Phase::Ended;
         let run = &live.ledger.run;
@@ -168,10 +177,11 @@ impl Shard {
         if let Some(message) = run.message.as_ref().filter(|m| m.open) {
             if run.state == RunState::Succeeded {
                 // Its worker acks right after the event; deleting at once would only cost a request.
-                self.closing.push(Reverse((at.plus_millis(CLOSE_AFTER_MS), run_id)));
+                self.closing.push(Reverse((self.latest.plus_millis(CLOSE_AFTER_MS), run_id)));
             } else {
-                let bury = matches!(run.state, RunState::Failed | RunState::TimedOut);
-                self.effects.push(Effect::Delete { run_id, seq: message.seq, bury });
+                let bury = is_buried(run.state);
+                let (seq, incarnation) = (message.seq, message.incarnation.clone());
+                self.effects.push(Effect::Delete { run_id, seq, incarnation, bury });
             }
         }
         self.queues.remove(&group, priority, publish_at, run_id);
@@ -194,7 +204,9 @@ impl Shard {
             if let Some(live) = self.runs.get(&id)
                 && let Some(message) = live.run().message.as_ref().filter(|m| m.open)
             {
-                self.effects.push(Effect::Delete { run_id: id, seq: message.seq, bury: false });
+                let bury = is_buried(live.run().state);
+                let (seq, incarnation) = (message.seq, message.incarnation.clone());
+                self.effects.push(Effect::Delete { run_id: id, seq, incarnation, bury });
             }
         }
     }
@@ -210,21 +222,7 @@ impl Shard {
     }
 }
 
-fn instant_of(event: &RunEvent) -> Option<Timestamp> {
-    match event {
-        RunEvent::Published { at, .. }
-        | RunEvent::Started { at, .. }
-        | RunEvent::Succeeded { at, .. }
-        | RunEvent::Failed { at, .. }
-        | RunEvent::Released { at, .. }
-        | RunEvent::Cancelled { at, .. }
-        | RunEvent::Acked { at, .. }
-        | RunEvent::Naked { at, .. }
-        | RunEvent::Terminated { at, .. }
-        | RunEvent::Exhausted { at, .. }
-        | RunEvent::Reconciled { at }
-        | RunEvent::Refused { at, .. }
-        | RunEvent::Ended { at, .. } => Some(*at),
-        RunEvent::Progress { .. } | RunEvent::Closed => None,
-    }
+/// Whether operators get a copy of the message of a run that ended like this.
+fn is_buried(state: RunState) -> bool {
+    matches!(state, RunState::Failed | RunState::TimedOut)
 }

@@ -23,6 +23,8 @@ pub enum Effect {
         run_id: RunId,
         /// The message.
         seq: u64,
+        /// The stream that has it: in another one of that name the sequence is somebody else's.
+        incarnation: String,
         /// Keep a copy in AX_DEAD if it is still there: its deliveries were used up without success.
         bury: bool,
     },
@@ -95,14 +97,22 @@ impl Shard {
             if is_notice && !noticed.insert(run_id) {
                 continue;
             }
-            if let Some(live) = self.runs.get(&run_id) {
-                effects.push((effect, live.run().clone()));
+            // Told is what was written, not what has happened since.
+            let written = flush.batch.runs.iter().find(|r| r.run_id == run_id);
+            if let Some(run) = written.or_else(|| self.runs.get(&run_id).map(super::Live::run)) {
+                effects.push((effect, run.clone()));
             }
         }
         for id in unique(flush.batch.runs.iter().map(|r| r.run_id)) {
             let done = self.runs.get(&id).is_some_and(|live| {
-                live.phase == Phase::Ended && !live.dirty && live.run().message.as_ref().is_none_or(|m| !m.open)
+                live.phase == Phase::Ended
+                    && !live.dirty
+                    && !live.in_flight
+                    && live.run().message.as_ref().is_none_or(|m| !m.open)
             });
+            if done {
+                self.gap.remove(&id);
+            }
             if done
                 && let Some(live) = self.runs.remove(&id)
                 && let Some(Message { seq, .. }) = live.run().message

@@ -61,6 +61,8 @@ struct Live {
     spec: Option<Arc<TaskDefinition>>,
     /// A publish of its current message was not answered: it may be in the stream.
     unanswered: bool,
+    /// Its PubAck is awaited: it stays in memory until that is here, whatever happens to the run.
+    in_flight: bool,
     dirty: bool,
 }
 
@@ -117,6 +119,10 @@ pub struct Shard {
     effects: Vec<Effect>,
     settled: EventsPosition,
     settled_dirty: bool,
+    /// The present instant, as last told by a caller or by the stream; workers' clocks are not trusted with waits.
+    latest: Timestamp,
+    /// Events were lost; of the runs that were outstanding then, an absent message proves nothing.
+    gap: HashSet<RunId>,
 }
 
 impl Shard {
@@ -144,6 +150,8 @@ impl Shard {
             effects: Vec::new(),
             settled: state.settled.clone(),
             settled_dirty: false,
+            latest: state.planned_until,
+            gap: HashSet::new(),
         }
     }
 
@@ -169,6 +177,12 @@ impl Shard {
     #[must_use]
     pub fn live_runs(&self) -> usize {
         self.runs.len()
+    }
+
+    /// Ids of the runs in memory.
+    #[must_use]
+    pub fn run_ids(&self) -> HashSet<RunId> {
+        self.runs.keys().copied().collect()
     }
 
     /// A run in memory.
@@ -283,10 +297,23 @@ impl Shard {
                 Phase::Ended => self.closing.push(Reverse((now, id))),
                 _ => self.due.push(Reverse((run.publish_at, id))),
             }
-            self.runs
-                .insert(id, Live { ledger: Ledger::new(run, attempts), phase, spec, unanswered: false, dirty: false });
-            if self.runs[&id].run().intent == Some(Intent::Cancel) {
+            self.runs.insert(
+                id,
+                Live {
+                    ledger: Ledger::new(run, attempts),
+                    phase,
+                    spec,
+                    unanswered: false,
+                    in_flight: false,
+                    dirty: false,
+                },
+            );
+            let live = &self.runs[&id];
+            if live.run().intent == Some(Intent::Cancel) {
                 self.effects.push(Effect::Cancel { run_id: id });
+            } else if phase == Phase::Out && self.tasks.get(&live.run().task_id).is_none() {
+                // Its task was deleted while nobody led.
+                self.cancel(id);
             }
         }
         unknown
@@ -307,6 +334,7 @@ impl Shard {
                     phase: Phase::Planned,
                     spec: None,
                     unanswered: false,
+                    in_flight: false,
                     dirty: false,
                 },
             );
@@ -329,7 +357,7 @@ impl Shard {
     #[must_use]
     pub fn recently_changed(&self) -> Vec<TaskId> {
         let watermark = self.tasks.planned_until();
-        let since = watermark.plus_millis(-60_000);
+        let since = watermark.plus_millis(-super::tasks::CHANGED_WINDOW_MS);
         self.tasks
             .iter()
             .filter(|t| t.row.updated_at > since && t.row.updated_at <= watermark)
@@ -374,6 +402,12 @@ impl Shard {
     pub fn restart_events(&mut self, incarnation: String, seq: u64) {
         self.settled = EventsPosition { incarnation, seq };
         self.settled_dirty = true;
+        self.events_were_lost();
+    }
+
+    /// Events that were not settled are gone: an absent message of what is outstanding now proves nothing.
+    pub fn events_were_lost(&mut self) {
+        self.gap.extend(self.runs.values().filter(|l| !l.run().state.is_final()).map(|l| l.run().run_id));
     }
 
     /// Runs that are in the stream and were published before `before`.
@@ -382,7 +416,7 @@ impl Shard {
         self.runs
             .values()
             .filter(|l| matches!(l.phase, Phase::Out | Phase::BackingOff))
-            .filter_map(|l| outstanding_of(&l.ledger))
+            .filter_map(|l| self.outstanding_of(&l.ledger))
             .filter(|o| o.published_at < before)
             .collect()
     }
@@ -391,7 +425,25 @@ impl Shard {
     #[must_use]
     pub fn outstanding_run(&self, id: RunId) -> Option<Outstanding> {
         let live = self.runs.get(&id)?;
-        matches!(live.phase, Phase::Out | Phase::BackingOff).then(|| outstanding_of(&live.ledger)).flatten()
+        matches!(live.phase, Phase::Out | Phase::BackingOff).then(|| self.outstanding_of(&live.ledger)).flatten()
+    }
+
+    fn outstanding_of(&self, ledger: &Ledger) -> Option<Outstanding> {
+        let run = &ledger.run;
+        let message = run.message.as_ref()?;
+        Some(Outstanding {
+            run_id: run.run_id,
+            seq: message.seq,
+            incarnation: message.incarnation.clone(),
+            consumer: consumer_of(run)?,
+            intent: run.intent,
+            speaks_against: self.gap.contains(&run.run_id)
+                || ledger.attempts.iter().any(|a| {
+                    a.attempt > run.attempt_base
+                        && a.outcome.is_some_and(|o| o != crate::core::run::AttemptOutcome::TimedOut)
+                }),
+            published_at: run.published_at.unwrap_or(run.publish_at),
+        })
     }
 
     fn touch(&mut self, id: RunId) {
@@ -428,22 +480,6 @@ impl Shard {
 
 fn consumer_of(run: &Run) -> Option<ConsumerName> {
     Some(ConsumerName { group: run.group.clone(), queue: run.queue.clone(), profile: run.profile? })
-}
-
-fn outstanding_of(ledger: &Ledger) -> Option<Outstanding> {
-    let run = &ledger.run;
-    let message = run.message.as_ref()?;
-    Some(Outstanding {
-        run_id: run.run_id,
-        seq: message.seq,
-        incarnation: message.incarnation.clone(),
-        consumer: consumer_of(run)?,
-        intent: run.intent,
-        speaks_against: ledger.attempts.iter().any(|a| {
-            a.attempt > run.attempt_base && a.outcome.is_some_and(|o| o != crate::core::run::AttemptOutcome::TimedOut)
-        }),
-        published_at: run.published_at.unwrap_or(run.publish_at),
-    })
 }
 
 /// Ids without repetition, in order.

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use ax_shared::{RunId, Timestamp};
 
 use super::{Effect, Phase, Shard};
-use crate::core::run::{Intent, Message};
+use crate::core::run::{Intent, Message, RunState};
 use crate::core::settle::RunEvent;
 use crate::core::trigger;
 use crate::ports::{Outgoing, PubAck, StreamMessage};
@@ -39,8 +39,17 @@ impl Shard {
     pub fn pop_publish(&mut self) -> Option<Publish> {
         while let Some(run_id) = self.queues.pop() {
             let Some(live) = self.runs.get_mut(&run_id).filter(|l| l.phase == Phase::Queued) else { continue };
-            let Some(spec) = live.spec.clone() else { continue };
+            let spec = live
+                .spec
+                .clone()
+                .or_else(|| self.tasks.get(&live.ledger.run.task_id).map(|task| task.row.definition.clone()));
+            let Some(spec) = spec else {
+                let at = self.latest;
+                self.apply(run_id, RunEvent::Ended { state: RunState::Cancelled, reason: "task_deleted", at });
+                continue;
+            };
             live.phase = Phase::Publishing;
+            live.in_flight = true;
             let message = trigger::message(&self.prefix, live.run(), &spec, self.epoch);
             return Some(Publish { run_id, message });
         }
@@ -52,6 +61,10 @@ impl Shard {
         self.own_message(run_id, ack.seq, at);
         let Some(live) = self.runs.get_mut(&run_id) else { return };
         live.unanswered = false;
+        live.in_flight = false;
+        // Whether or not this changes the run: it may leave memory now.
+        self.touch(run_id);
+        let Some(live) = self.runs.get_mut(&run_id) else { return };
         if live.phase == Phase::Publishing {
             live.phase = Phase::Out;
             if live.run().intent == Some(Intent::Cancel) {
@@ -63,7 +76,12 @@ impl Shard {
 
     /// The publish was not answered: the same message again, later or (with a new connection) at once.
     pub fn publish_unanswered(&mut self, run_id: RunId, now: Timestamp, at_once: bool) {
-        let Some(live) = self.runs.get_mut(&run_id).filter(|l| l.phase == Phase::Publishing) else { return };
+        self.touch(run_id);
+        let Some(live) = self.runs.get_mut(&run_id) else { return };
+        live.in_flight = false;
+        if live.phase != Phase::Publishing {
+            return;
+        }
         let group = live.run().group.clone();
         live.phase = Phase::Replacing;
         live.unanswered = true;
@@ -77,6 +95,10 @@ impl Shard {
 
     /// The stream refused the message for good.
     pub fn publish_refused(&mut self, run_id: RunId, reason: String, at: Timestamp) {
+        if let Some(live) = self.runs.get_mut(&run_id) {
+            live.in_flight = false;
+        }
+        self.touch(run_id);
         self.apply(run_id, RunEvent::Refused { reason, at });
     }
 
@@ -87,18 +109,23 @@ impl Shard {
         if id != Some(trigger::message_id(live.run()).as_str()) {
             return Some(LookedUp::Stale { seq: found.seq });
         }
-        live.phase = Phase::Out;
-        let run = &mut live.ledger.run;
-        run.decision = Some(crate::core::run::Decision::HandOver);
-        let group = run.group.clone();
-        self.queues.begin(&group, run_id);
-        self.mark_busy(run_id);
+        if live.phase != Phase::Ended {
+            live.phase = Phase::Out;
+            let run = &mut live.ledger.run;
+            run.decision = Some(crate::core::run::Decision::HandOver);
+            let group = run.group.clone();
+            self.queues.begin(&group, run_id);
+            self.mark_busy(run_id);
+        }
         self.own_message(run_id, found.seq, found.at);
         Some(LookedUp::Adopted)
     }
 
     /// The run's message has a sequence: apply what was told about that before it was known.
     fn own_message(&mut self, run_id: RunId, seq: u64, at: Timestamp) {
+        if !self.runs.contains_key(&run_id) {
+            return;
+        }
         let incarnation = self.triggers_incarnation.clone();
         self.by_seq.insert(seq, run_id);
         self.apply(run_id, RunEvent::Published { message: Message { incarnation, seq, open: true }, at });
