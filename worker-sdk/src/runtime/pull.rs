@@ -128,27 +128,29 @@ fn start(
             return;
         }
         let idle = sources.iter().filter(|source| source.mood == asking).count();
-        for _ in 0..sources.len() {
-            // Whoever got a turn goes to the end.
-            let Some(mut source) = sources.pop_front() else { return };
-            if source.mood == asking {
-                let weight = source.consumer.max_weight.max(0.1);
-                let room = shared.capacity.room(weight);
-                let share = if asking == Mood::Ask { (room / idle.max(1) as u64).clamp(1, BATCH) } else { 1 };
-                let slots: Vec<Slot> = (0..share).map_while(|_| shared.capacity.reserve(weight)).collect();
-                if !slots.is_empty() {
-                    let wait = match asking {
-                        Mood::Empty if room < idle as u64 => Some(ROTATE),
-                        Mood::Empty => Some(WAIT),
-                        _ => None,
-                    };
-                    source.mood = Mood::Open;
-                    let pulling = fetch(shared.clone(), source.consumer.name.clone(), slots, wait, runs.clone());
-                    open.push(Box::pin(pulling));
-                }
+        let mut served = VecDeque::new();
+        let mut passed = VecDeque::new();
+        for mut source in sources.drain(..) {
+            let weight = source.consumer.max_weight.max(0.1);
+            let room = shared.capacity.room(weight);
+            if source.mood != asking || room == 0 {
+                passed.push_back(source);
+                continue;
             }
-            sources.push_back(source);
+            let share = if asking == Mood::Ask { (room / idle.max(1) as u64).clamp(1, BATCH) } else { 1 };
+            let slots: Vec<Slot> = (0..share).map_while(|_| shared.capacity.reserve(weight)).collect();
+            let wait = match asking {
+                Mood::Empty if room < idle as u64 => Some(ROTATE),
+                Mood::Empty => Some(WAIT),
+                _ => None,
+            };
+            source.mood = Mood::Open;
+            open.push(Box::pin(fetch(shared.clone(), source.consumer.name.clone(), slots, wait, runs.clone())));
+            served.push_back(source);
         }
+        // Whoever had a turn goes behind those that had none.
+        passed.append(&mut served);
+        *sources = passed;
     }
 }
 
