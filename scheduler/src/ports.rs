@@ -257,7 +257,7 @@ pub enum PublishError {
     /// No answer in time, no responders, "in process" and the like: publish again with the same message id.
     #[error("the publish was not answered: {0}")]
     Transient(String),
-    /// The stream refused this message for good (too large, stream full by policy …).
+    /// The stream refused this message for good (too large …). A full stream is not for good.
     #[error("{0}")]
     Refused(String),
     /// The publishing connection is gone and will not come back.

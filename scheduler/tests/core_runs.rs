@@ -593,3 +593,12 @@ fn lost_events_leave_what_was_outstanding_in_doubt() {
     world.shard.restart_events("e2".into(), 0);
     assert!(world.shard.outstanding_run(run.run_id).unwrap().speaks_against);
 }
+
+#[test]
+fn a_timeout_that_the_worker_noticed_ends_in_timed_out() {
+    let (mut world, run) = one(json!({}));
+    world.event("failed", &run, 1100, json!({"error": {"kind": "timeout", "message": "60000 ms"}}));
+    assert_eq!(world.run(run.run_id).state, RunState::TimedOut);
+    world.server(TERM, 1, 1, 1101);
+    assert_eq!(world.run(run.run_id).state, RunState::TimedOut);
+}

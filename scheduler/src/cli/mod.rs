@@ -1,6 +1,11 @@
 //! The command line. Each command is thin: the service behind the API does the work.
 
+mod client;
+mod next;
+mod output;
+mod runs;
 mod server;
+mod tasks;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -34,6 +39,22 @@ enum Command {
     Dev(server::DevArgs),
     /// Run a scheduler node
     Server(server::ServerArgs),
+    /// Create or change tasks from JSON documents
+    Apply(tasks::ApplyArgs),
+    /// List, show, delete, pause, resume or trigger tasks
+    #[command(subcommand)]
+    Task(tasks::TaskCommand),
+    /// List, show or find runs
+    #[command(subcommand)]
+    Run(runs::RunCommand),
+    /// Show the next fires of an expression or a task
+    Next(next::NextArgs),
+    /// Show the next fires of all tasks
+    Upcoming(runs::UpcomingArgs),
+    /// Put runs of tasks into their queues
+    Enqueue(tasks::EnqueueArgs),
+    /// List the scheduler nodes that answer
+    Nodes(runs::NodesArgs),
     /// Bring the database's schema up to date, without starting anything
     Migrate(server::MigrateArgs),
     /// Show the effective configuration of a server, secrets hidden
@@ -51,6 +72,8 @@ pub(crate) struct Failure {
 pub(crate) const REFUSED: u8 = 1;
 /// Wrong call.
 pub(crate) const USAGE: u8 = 2;
+/// Nobody answers.
+pub(crate) const UNREACHABLE: u8 = 3;
 
 impl<E: Into<anyhow::Error>> From<E> for Failure {
     fn from(e: E) -> Self {
@@ -67,6 +90,13 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> ExitCode {
     let done = match cli.command {
         Command::Dev(args) => server::dev(args, file, stop).await,
         Command::Server(args) => server::server(args, file, stop).await,
+        Command::Apply(args) => tasks::apply(args, &file).await,
+        Command::Task(command) => tasks::task(command, &file).await,
+        Command::Run(command) => runs::run(command, &file).await,
+        Command::Next(args) => next::next(args, &file).await,
+        Command::Upcoming(args) => runs::upcoming(args, &file).await,
+        Command::Enqueue(args) => tasks::enqueue(args, &file).await,
+        Command::Nodes(args) => runs::nodes(args, &file).await,
         Command::Migrate(args) => server::migrate(args, file).await,
         Command::Config(args) => server::config(args, file),
     };

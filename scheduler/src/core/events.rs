@@ -4,7 +4,7 @@
 //! counted and passed over.
 
 use ax_shared::subjects::parse_address;
-use ax_shared::wire::EventBody;
+use ax_shared::wire::{EventBody, WireError};
 use ax_shared::{Prefix, RunAddress, Timestamp};
 use serde::Deserialize;
 
@@ -85,6 +85,7 @@ pub fn read(prefix: &Prefix, message: &StreamMessage) -> Told {
 fn event_of(kind: &str, body: EventBody, stored_at: Timestamp) -> Option<RunEvent> {
     let attempt = body.attempt;
     let at = body.finished_at.or(body.at).unwrap_or(stored_at);
+    let timed_out = matches!(&body.error, Some(WireError::Kinded { kind, .. }) if kind == "timeout");
     Some(match kind {
         "started" => RunEvent::Started { attempt, worker_id: body.worker_id, at: body.at.unwrap_or(stored_at) },
         "progress" => RunEvent::Progress { attempt },
@@ -99,6 +100,7 @@ fn event_of(kind: &str, body: EventBody, stored_at: Timestamp) -> Option<RunEven
             attempt,
             error: short(body.error.map_or_else(|| "failed".to_owned(), |e| e.text())),
             retry: body.retry.unwrap_or(true),
+            timed_out,
             worker_id: body.worker_id,
             at,
         },

@@ -67,6 +67,8 @@ pub enum RunEvent {
         error: String,
         /// Whether another attempt may help.
         retry: bool,
+        /// Whether it was the timeout that ended it: the error's kind is `timeout`.
+        timed_out: bool,
         /// Who.
         worker_id: Option<String>,
         /// When it ended.
@@ -252,16 +254,21 @@ impl Ledger {
                 self.run.result = result;
                 self.succeed(attempt, worker_id, started_at, at, None)
             }
-            RunEvent::Failed { attempt, error, retry, worker_id, at } => {
+            RunEvent::Failed { attempt, error, retry, timed_out, worker_id, at } => {
                 if self.outcome_of(attempt).is_some() || !self.enter(attempt, at) {
                     return Outcome::Ignored;
                 }
-                self.close_attempt(attempt, AttemptOutcome::Failed, worker_id, Some(error), at);
+                let (outcome, state) = if timed_out {
+                    (AttemptOutcome::TimedOut, RunState::TimedOut)
+                } else {
+                    (AttemptOutcome::Failed, RunState::Failed)
+                };
+                self.close_attempt(attempt, outcome, worker_id, Some(error), at);
                 if retry && attempt < self.run.max_attempts {
                     self.run.state = RunState::Triggered;
                     Outcome::BackingOff
                 } else {
-                    self.finish(RunState::Failed, self.error_of(attempt), at)
+                    self.finish(state, self.error_of(attempt), at)
                 }
             }
             RunEvent::Released { attempt, reason, at } => {
@@ -288,7 +295,9 @@ impl Ledger {
                 }
                 match self.outcome_of(attempt) {
                     // The event outranks the ack: this attempt did not succeed, and its message is gone.
-                    Some(AttemptOutcome::Failed | AttemptOutcome::Released) if attempt >= self.run.attempt => {
+                    Some(AttemptOutcome::Failed | AttemptOutcome::TimedOut | AttemptOutcome::Released)
+                        if attempt >= self.run.attempt =>
+                    {
                         Outcome::Replace
                     }
                     _ => {
@@ -311,7 +320,7 @@ impl Ledger {
                 }
                 self.run.state = RunState::Triggered;
                 if attempt >= self.run.max_attempts {
-                    self.finish(RunState::Failed, self.error_of(attempt), at)
+                    self.finish(self.end_of(attempt), self.error_of(attempt), at)
                 } else if self.deliveries_left(deliveries) {
                     Outcome::BackingOff
                 } else {
@@ -328,7 +337,7 @@ impl Ledger {
                     let error = "the worker terminated the message".to_owned();
                     self.close_attempt(attempt, AttemptOutcome::Failed, None, Some(error), at);
                 }
-                self.finish(RunState::Failed, self.error_of(attempt), at)
+                self.finish(self.end_of(attempt), self.error_of(attempt), at)
             }
             RunEvent::Exhausted { deliveries, at } => {
                 let attempt = self.attempt_of(deliveries);
@@ -340,11 +349,7 @@ impl Ledger {
                 if attempt < self.run.max_attempts {
                     return Outcome::Replace;
                 }
-                let state = match self.outcome_of(attempt) {
-                    Some(AttemptOutcome::TimedOut) | None => RunState::TimedOut,
-                    Some(_) => RunState::Failed,
-                };
-                self.finish(state, self.error_of(attempt), at)
+                self.finish(self.end_of(attempt), self.error_of(attempt), at)
             }
             RunEvent::Reconciled { at } => {
                 if let Some(message) = &mut self.run.message {
@@ -475,6 +480,14 @@ impl Ledger {
 
     fn outcome_of(&self, attempt: u32) -> Option<AttemptOutcome> {
         self.attempts.iter().rev().find(|a| a.attempt == attempt).and_then(|a| a.outcome)
+    }
+
+    /// How a run ends whose last attempt was this one, without success.
+    fn end_of(&self, attempt: u32) -> RunState {
+        match self.outcome_of(attempt) {
+            Some(AttemptOutcome::TimedOut) | None => RunState::TimedOut,
+            Some(_) => RunState::Failed,
+        }
     }
 
     fn error_of(&self, attempt: u32) -> Option<String> {
