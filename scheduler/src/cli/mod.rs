@@ -1,20 +1,34 @@
 //! The command line. Each command is thin: the service behind the API does the work.
 
+mod apply;
+mod client;
+mod input;
+mod next;
+mod nodes;
+mod output;
+mod run;
 mod server;
+mod task;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::LazyLock;
 
 use clap::{Parser, Subcommand};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Layer;
+use crate::core::schedule::tzdata_version;
+
+/// The program's version and that of the time zones it has compiled in.
+static VERSION: LazyLock<String> =
+    LazyLock::new(|| format!("{} (tzdata {})", env!("CARGO_PKG_VERSION"), tzdata_version()));
 
 /// A distributed task scheduler on NATS JetStream.
 #[derive(Debug, Parser)]
 #[command(
     name = "ax",
-    version,
+    version = VERSION.as_str(),
     about,
     max_term_width = 110,
     after_help = "Exit codes: 0 done, 1 refused or failed, \
@@ -34,10 +48,31 @@ enum Command {
     Dev(server::DevArgs),
     /// Run a scheduler node
     Server(server::ServerArgs),
+    #[command(flatten)]
+    Ask(Ask),
     /// Bring the database's schema up to date, without starting anything
     Migrate(server::MigrateArgs),
     /// Show the effective configuration of a server, secrets hidden
     Config(server::ConfigArgs),
+}
+
+/// Commands that ask a server, or need none. They hold nothing that must be written.
+#[derive(Debug, Subcommand)]
+enum Ask {
+    /// Put task definitions out of files into force
+    Apply(apply::ApplyArgs),
+    /// List, show, remove, pause, resume and trigger tasks
+    Task(task::TaskArgs),
+    /// List, show and find runs
+    Run(run::RunArgs),
+    /// Show when an expression, or a task, fires next
+    Next(next::NextArgs),
+    /// Show what fires next over all tasks
+    Upcoming(next::UpcomingArgs),
+    /// Add runs beside the schedule, one or thousands
+    Enqueue(task::EnqueueArgs),
+    /// Show the scheduler nodes that answer
+    Nodes(nodes::NodesArgs),
 }
 
 /// Why a command ended without doing its work, with the exit code that says so.
@@ -51,6 +86,8 @@ pub(crate) struct Failure {
 pub(crate) const REFUSED: u8 = 1;
 /// Wrong call.
 pub(crate) const USAGE: u8 = 2;
+/// Nobody answers, or not now.
+pub(crate) const UNREACHABLE: u8 = 3;
 
 impl<E: Into<anyhow::Error>> From<E> for Failure {
     fn from(e: E) -> Self {
@@ -69,10 +106,28 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> ExitCode {
         Command::Server(args) => server::server(args, file, stop).await,
         Command::Migrate(args) => server::migrate(args, file).await,
         Command::Config(args) => server::config(args, file),
+        Command::Ask(ask) => tokio::select! {
+            done = ask.run(file) => done,
+            () = stop.cancelled() => Err(anyhow::anyhow!("interrupted").into()),
+        },
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => tell(failure),
+    }
+}
+
+impl Ask {
+    async fn run(self, file: Layer) -> Result<(), Failure> {
+        match self {
+            Self::Apply(args) => apply::apply(args, file).await,
+            Self::Task(args) => task::task(args, file).await,
+            Self::Run(args) => run::run(args, file).await,
+            Self::Next(args) => next::next(args, file).await,
+            Self::Upcoming(args) => next::upcoming(args, file).await,
+            Self::Enqueue(args) => task::enqueue(args, file).await,
+            Self::Nodes(args) => nodes::nodes(args, file).await,
+        }
     }
 }
 
