@@ -1,160 +1,247 @@
-//! Asking a server.
+//! How the commands ask a server: where it is, one call, what its answers and refusals become.
 
+use std::fmt;
 use std::time::Duration;
 
+use ax_shared::FieldError;
 use clap::Args;
-use reqwest::{Method, StatusCode};
+use reqwest::{Method, StatusCode, Url};
 use serde_json::Value;
 
+use super::output::printable;
 use super::{Failure, REFUSED, UNREACHABLE, USAGE, say};
-use crate::config::Layer;
+use crate::api::Problem;
+use crate::api::http::MAX_BODY_BYTES;
+use crate::config::{Layer, without_password};
 
-/// How long an answer may take.
+/// The longest time for one request with its answer.
 const TIMEOUT: Duration = Duration::from_secs(30);
+const DEFAULT_URL: &str = "http://127.0.0.1:8420";
 
-/// How to reach the API, and how to print what it says.
+/// Options of every command that asks a server.
 #[derive(Debug, Clone, Args)]
 pub(super) struct ClientArgs {
-    /// Address of the API [default: http://127.0.0.1:8420]
-    #[arg(long, env = "AX_API_URL", value_name = "URL")]
+    /// Where the API of a node is [default: http://127.0.0.1:8420]
+    #[arg(long, env = "AX_API_URL", value_name = "URL", hide_env_values = true, global = true)]
     api_url: Option<String>,
     /// Bearer token
-    #[arg(long, env = "AX_TOKEN", value_name = "TOKEN", hide_env_values = true)]
+    #[arg(long, env = "AX_TOKEN", value_name = "TOKEN", hide_env_values = true, global = true)]
     token: Option<String>,
-    /// Print the answer's JSON as it is
-    #[arg(long)]
+    /// Print what the server answered, as it is
+    #[arg(long, global = true)]
     pub(super) json: bool,
 }
 
-/// A client of one server.
+/// A server that can be asked.
+#[derive(Debug)]
 pub(super) struct Client {
     http: reqwest::Client,
-    base: String,
+    base: Url,
     token: Option<String>,
+    json: bool,
+}
+
+/// What was answered to a request that was done.
+#[derive(Debug)]
+pub(super) struct Answer {
+    body: String,
+    json: bool,
+}
+
+/// A refusal, as one line and one more for each field at fault.
+#[derive(Debug)]
+pub(super) struct Refusal {
+    title: String,
+    detail: String,
+    /// Where and what.
+    pub(super) errors: Vec<FieldError>,
+}
+
+impl std::error::Error for Refusal {}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", printable(&self.title), printable(&self.detail))?;
+        for error in &self.errors {
+            match error.field.as_str() {
+                "" => write!(f, "\n  {}", printable(&error.message))?,
+                field => write!(f, "\n  {}: {}", printable(field), printable(&error.message))?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl From<Problem> for Refusal {
+    fn from(problem: Problem) -> Self {
+        Self { title: problem.title, detail: problem.detail, errors: problem.errors }
+    }
+}
+
+/// A request that is wrong before anybody was asked.
+pub(super) fn usage(text: impl fmt::Display) -> Failure {
+    Failure { code: USAGE, error: anyhow::anyhow!("{text}") }
 }
 
 impl Client {
+    /// Decides whom to ask: flags, variables, the file, the default.
     pub(super) fn new(args: &ClientArgs, file: &Layer) -> Result<Self, Failure> {
-        let base = args.api_url.clone().or_else(|| file.api_url.clone());
-        let base = base.unwrap_or_else(|| "http://127.0.0.1:8420".into());
-        if !base.starts_with("http://") && !base.starts_with("https://") {
-            return Err(Failure {
-                code: USAGE,
-                error: anyhow::anyhow!("api_url = {base:?}: must begin with http:// or https://"),
-            });
+        let given = |flag: &Option<String>, file: &Option<String>| {
+            flag.clone().filter(|text| !text.is_empty()).or_else(|| file.clone())
+        };
+        let text = given(&args.api_url, &file.api_url).unwrap_or_else(|| DEFAULT_URL.to_owned());
+        let wrong = |rule: &str| usage(format_args!("api_url = {:?}: {rule}", without_password(&text)));
+        let mut base = Url::parse(&text).map_err(|_| wrong("must be http://HOST:PORT"))?;
+        match base.scheme() {
+            "http" if base.has_host() => {}
+            "https" => return Err(wrong("https is not supported by this version: use http, through a tunnel")),
+            _ => return Err(wrong("must be http://HOST:PORT")),
         }
-        let http = reqwest::Client::builder().timeout(TIMEOUT).build()?;
-        let token = args.token.clone().or_else(|| file.token.clone());
-        Ok(Self { http, base: base.trim_end_matches('/').to_owned(), token })
+        base.set_query(None);
+        base.set_fragment(None);
+        // What the address names is asked itself, whatever proxies the environment has for other programs.
+        let http = reqwest::Client::builder()
+            .timeout(TIMEOUT)
+            .no_proxy()
+            .redirect(reqwest::redirect::Policy::none())
+            .user_agent(concat!("ax/", env!("CARGO_PKG_VERSION")))
+            .build()?;
+        Ok(Self { http, base, token: given(&args.token, &file.token), json: args.json })
     }
 
-    /// Sends a request to `/api/v1` + `path`; answers the body as text, or the refusal.
-    pub(super) async fn ask(
+    pub(super) async fn get(&self, path: &[&str], query: &[(&str, String)]) -> Result<Answer, Failure> {
+        self.call(Method::GET, path, query, None).await
+    }
+
+    pub(super) async fn post(&self, path: &[&str], body: String) -> Result<Answer, Failure> {
+        self.call(Method::POST, path, &[], Some(body)).await
+    }
+
+    /// One request; a refusal, and nobody answering, is a failure.
+    pub(super) async fn call(
         &self,
         method: Method,
-        path: &str,
+        path: &[&str],
         query: &[(&str, String)],
-        body: Option<&Value>,
-    ) -> Result<String, Failure> {
-        let mut url = format!("{}/api/v1{path}", self.base);
-        for (i, (key, value)) in query.iter().enumerate() {
-            url.push(if i == 0 { '?' } else { '&' });
-            url.push_str(&format!("{key}={}", percent(value)));
+        body: Option<String>,
+    ) -> Result<Answer, Failure> {
+        let (status, body) = self.exchange(method, path, query, body).await?;
+        if status.is_success() {
+            return Ok(Answer { body, json: self.json });
         }
-        let mut request = self.http.request(method, &url);
+        Err(self.refused(status, &body))
+    }
+
+    /// Like [`Self::get`], with none for 404.
+    pub(super) async fn find(&self, path: &[&str], query: &[(&str, String)]) -> Result<Option<Answer>, Failure> {
+        let (status, body) = self.exchange(Method::GET, path, query, None).await?;
+        match serde_json::from_str::<Problem>(&body) {
+            Ok(_) if status == StatusCode::NOT_FOUND => Ok(None),
+            _ if status.is_success() => Ok(Some(Answer { body, json: self.json })),
+            _ => Err(self.refused(status, &body)),
+        }
+    }
+
+    async fn exchange(
+        &self,
+        method: Method,
+        path: &[&str],
+        query: &[(&str, String)],
+        body: Option<String>,
+    ) -> Result<(StatusCode, String), Failure> {
+        let mut url = self.base.clone();
+        if let Ok(mut segments) = url.path_segments_mut() {
+            segments.pop_if_empty().extend(["api", "v1"]).extend(path);
+        }
+        if !query.is_empty() {
+            url.query_pairs_mut().extend_pairs(query);
+        }
+        let changes = method != Method::GET;
+        let mut request = self.http.request(method, url);
         if let Some(token) = &self.token {
             request = request.bearer_auth(token);
         }
         if let Some(body) = body {
-            request = request.json(body);
+            // A server closes the connection on what is too large, often before its answer can be read.
+            if body.len() > MAX_BODY_BYTES {
+                let error = anyhow::anyhow!("too large: {} bytes, the limit is {MAX_BODY_BYTES} (16 MiB)", body.len());
+                return Err(Failure { code: REFUSED, error });
+            }
+            request = request.header("Content-Type", "application/json").body(body);
         }
-        let unreachable = |e: reqwest::Error| Failure {
-            code: if e.is_builder() { USAGE } else { UNREACHABLE },
-            error: anyhow::Error::new(e).context(format!("no answer from {}", self.base)),
+        let response = request.send().await.map_err(|e| self.away(&e, changes))?;
+        let status = response.status();
+        let body = response.bytes().await.map_err(|e| self.away(&e, changes))?;
+        Ok((status, String::from_utf8_lossy(&body).into_owned()))
+    }
+
+    /// Where is asked, fit to be shown.
+    fn shown(&self) -> String {
+        without_password(self.base.as_str().trim_end_matches('/'))
+    }
+
+    fn away(&self, e: &reqwest::Error, changes: bool) -> Failure {
+        let at = self.shown();
+        if e.is_builder() {
+            return usage(format_args!("the request to {at} cannot be made: is the token right? ({})", root(e)));
+        }
+        let unknown = if changes { "; whether it was done is not known" } else { "" };
+        let error = if e.is_connect() {
+            let hint = "is a server running? --api-url or AX_API_URL says where";
+            anyhow::anyhow!("nobody answers at {at}: {} ({hint})", root(e))
+        } else if e.is_timeout() {
+            anyhow::anyhow!("no answer from {at} within {} s{unknown}", TIMEOUT.as_secs())
+        } else {
+            anyhow::anyhow!("the connection to {at} broke before the answer: {}{unknown}", root(e))
         };
-        let answer = request.send().await.map_err(unreachable)?;
-        let status = answer.status();
-        let text = answer.text().await.map_err(unreachable)?;
-        if status.is_success() { Ok(text) } else { Err(refusal(status, &text)) }
+        Failure { code: UNREACHABLE, error }
     }
 
-    pub(super) async fn get(&self, path: &str, query: &[(&str, String)]) -> Result<String, Failure> {
-        self.ask(Method::GET, path, query, None).await
+    fn refused(&self, status: StatusCode, body: &str) -> Failure {
+        let code = match status {
+            StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT => UNREACHABLE,
+            _ => REFUSED,
+        };
+        match serde_json::from_str::<Problem>(body) {
+            Ok(problem) => {
+                if self.json {
+                    say(body);
+                }
+                Failure { code, error: Refusal::from(problem).into() }
+            }
+            Err(_) => Failure { code, error: anyhow::anyhow!("{} answered {status}, not as ax does", self.shown()) },
+        }
+    }
+}
+
+/// The innermost cause.
+fn root(e: &reqwest::Error) -> String {
+    let mut cause: &dyn std::error::Error = e;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause.to_string()
+}
+
+impl Answer {
+    /// Prints it as it is when JSON was asked for, else lets `show` print it for people.
+    pub(super) fn show(&self, show: impl FnOnce(&Value)) -> Result<(), Failure> {
+        if self.json {
+            if !self.body.is_empty() {
+                say(&self.body);
+            }
+            return Ok(());
+        }
+        show(&self.value()?);
+        Ok(())
     }
 
-    pub(super) async fn post(&self, path: &str, body: &Value) -> Result<String, Failure> {
-        self.ask(Method::POST, path, &[], Some(body)).await
+    /// The answer read; nothing at all is null.
+    pub(super) fn value(&self) -> Result<Value, Failure> {
+        if self.body.is_empty() {
+            return Ok(Value::Null);
+        }
+        let read = serde_json::from_str(&self.body);
+        read.map_err(|e| Failure { code: REFUSED, error: anyhow::anyhow!("the answer is not JSON: {e}") })
     }
-}
-
-/// A problem document as lines for people.
-fn refusal(status: StatusCode, text: &str) -> Failure {
-    let code = if status == StatusCode::SERVICE_UNAVAILABLE { UNREACHABLE } else { REFUSED };
-    let Ok(problem) = serde_json::from_str::<Value>(text) else {
-        let first: String = text.chars().take(200).collect();
-        return Failure { code, error: anyhow::anyhow!("{status}: {first}") };
-    };
-    let word = |field: &str| problem[field].as_str().unwrap_or_default().to_owned();
-    let (title, detail) = (word("title"), word("detail"));
-    let mut lines = match (title.is_empty(), detail.is_empty()) {
-        (false, false) => format!("{title}: {detail}"),
-        (true, true) => status.to_string(),
-        _ => format!("{title}{detail}"),
-    };
-    for error in problem["errors"].as_array().into_iter().flatten() {
-        let part = |field: &str| error[field].as_str().unwrap_or_default();
-        let field = if part("field").is_empty() { "document" } else { part("field") };
-        lines.push_str(&format!("\n  {field}: {}", part("message")));
-    }
-    Failure { code, error: anyhow::anyhow!("{lines}") }
-}
-
-/// Percent-encodes what is not unreserved (RFC 3986 §2.3).
-pub(super) fn percent(text: &str) -> String {
-    text.bytes()
-        .map(|b| match b {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => char::from(b).to_string(),
-            _ => format!("%{b:02X}"),
-        })
-        .collect()
-}
-
-/// Reads an answer's body.
-pub(super) fn parse(text: &str) -> Result<Value, Failure> {
-    Ok(serde_json::from_str(text)?)
-}
-
-/// Prints an answer as it is.
-pub(super) fn raw(text: &str) {
-    say(text.trim_end());
-}
-
-/// Reads JSON given as text, as `@FILE`, or as `-` for standard input.
-pub(super) fn json_argument(name: &str, text: &str) -> Result<Value, Failure> {
-    let usage = |error: anyhow::Error| Failure { code: USAGE, error };
-    let content = match text.strip_prefix('@') {
-        Some(path) => std::fs::read_to_string(path)
-            .map_err(|e| usage(anyhow::Error::new(e).context(format!("--{name}: cannot read {path}"))))?,
-        None => text.to_owned(),
-    };
-    serde_json::from_str(&content).map_err(|e| usage(anyhow::Error::new(e).context(format!("--{name} is not JSON"))))
-}
-
-/// Reads a delay such as `90s`, `5m`, `36h` or `30d`, in milliseconds.
-pub(super) fn delay_ms(text: &str) -> Result<u64, String> {
-    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let factor = match &text[digits..] {
-        "ms" => 1,
-        "s" => 1000,
-        "m" => 60_000,
-        "h" => 3_600_000,
-        "d" => 86_400_000,
-        _ => 0,
-    };
-    text[..digits]
-        .parse::<u64>()
-        .ok()
-        .filter(|_| factor > 0)
-        .and_then(|n| n.checked_mul(factor))
-        .ok_or_else(|| "a whole number with ms, s, m, h or d, e.g. 90s".to_owned())
 }

@@ -1,25 +1,34 @@
 //! The command line. Each command is thin: the service behind the API does the work.
 
+mod apply;
 mod client;
+mod input;
 mod next;
+mod nodes;
 mod output;
-mod runs;
+mod run;
 mod server;
-mod tasks;
+mod task;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::LazyLock;
 
 use clap::{Parser, Subcommand};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Layer;
+use crate::core::schedule::tzdata_version;
+
+/// The program's version and that of the time zones it has compiled in.
+static VERSION: LazyLock<String> =
+    LazyLock::new(|| format!("{} (tzdata {})", env!("CARGO_PKG_VERSION"), tzdata_version()));
 
 /// A distributed task scheduler on NATS JetStream.
 #[derive(Debug, Parser)]
 #[command(
     name = "ax",
-    version,
+    version = VERSION.as_str(),
     about,
     max_term_width = 110,
     after_help = "Exit codes: 0 done, 1 refused or failed, \
@@ -39,26 +48,31 @@ enum Command {
     Dev(server::DevArgs),
     /// Run a scheduler node
     Server(server::ServerArgs),
-    /// Create or change tasks from JSON documents
-    Apply(tasks::ApplyArgs),
-    /// List, show, delete, pause, resume or trigger tasks
-    #[command(subcommand)]
-    Task(tasks::TaskCommand),
-    /// List, show or find runs
-    #[command(subcommand)]
-    Run(runs::RunCommand),
-    /// Show the next fires of an expression or a task
-    Next(next::NextArgs),
-    /// Show the next fires of all tasks
-    Upcoming(runs::UpcomingArgs),
-    /// Put runs of tasks into their queues
-    Enqueue(tasks::EnqueueArgs),
-    /// List the scheduler nodes that answer
-    Nodes(runs::NodesArgs),
+    #[command(flatten)]
+    Ask(Ask),
     /// Bring the database's schema up to date, without starting anything
     Migrate(server::MigrateArgs),
     /// Show the effective configuration of a server, secrets hidden
     Config(server::ConfigArgs),
+}
+
+/// Commands that ask a server, or need none. They hold nothing that must be written.
+#[derive(Debug, Subcommand)]
+enum Ask {
+    /// Put task definitions out of files into force
+    Apply(apply::ApplyArgs),
+    /// List, show, remove, pause, resume and trigger tasks
+    Task(task::TaskArgs),
+    /// List, show and find runs
+    Run(run::RunArgs),
+    /// Show when an expression, or a task, fires next
+    Next(next::NextArgs),
+    /// Show what fires next over all tasks
+    Upcoming(next::UpcomingArgs),
+    /// Add runs beside the schedule, one or thousands
+    Enqueue(task::EnqueueArgs),
+    /// Show the scheduler nodes that answer
+    Nodes(nodes::NodesArgs),
 }
 
 /// Why a command ended without doing its work, with the exit code that says so.
@@ -72,7 +86,7 @@ pub(crate) struct Failure {
 pub(crate) const REFUSED: u8 = 1;
 /// Wrong call.
 pub(crate) const USAGE: u8 = 2;
-/// Nobody answers.
+/// Nobody answers, or not now.
 pub(crate) const UNREACHABLE: u8 = 3;
 
 impl<E: Into<anyhow::Error>> From<E> for Failure {
@@ -90,19 +104,30 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> ExitCode {
     let done = match cli.command {
         Command::Dev(args) => server::dev(args, file, stop).await,
         Command::Server(args) => server::server(args, file, stop).await,
-        Command::Apply(args) => tasks::apply(args, &file).await,
-        Command::Task(command) => tasks::task(command, &file).await,
-        Command::Run(command) => runs::run(command, &file).await,
-        Command::Next(args) => next::next(args, &file).await,
-        Command::Upcoming(args) => runs::upcoming(args, &file).await,
-        Command::Enqueue(args) => tasks::enqueue(args, &file).await,
-        Command::Nodes(args) => runs::nodes(args, &file).await,
         Command::Migrate(args) => server::migrate(args, file).await,
         Command::Config(args) => server::config(args, file),
+        Command::Ask(ask) => tokio::select! {
+            done = ask.run(file) => done,
+            () = stop.cancelled() => Err(anyhow::anyhow!("interrupted").into()),
+        },
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => tell(failure),
+    }
+}
+
+impl Ask {
+    async fn run(self, file: Layer) -> Result<(), Failure> {
+        match self {
+            Self::Apply(args) => apply::apply(args, file).await,
+            Self::Task(args) => task::task(args, file).await,
+            Self::Run(args) => run::run(args, file).await,
+            Self::Next(args) => next::next(args, file).await,
+            Self::Upcoming(args) => next::upcoming(args, file).await,
+            Self::Enqueue(args) => task::enqueue(args, file).await,
+            Self::Nodes(args) => nodes::nodes(args, file).await,
+        }
     }
 }
 
