@@ -308,7 +308,7 @@ fn syntax_of_the_other_dialect_is_refused_with_a_hint() {
         assert!(refusal(expr, "UTC").to_string().contains("Quartz"), "{expr}");
     }
     for expr in ["H * * * *", "H/15 * * * *", "~ * * * *", "0~30 * * * *"] {
-        assert!(refusal(expr, "UTC").to_string().contains("jitter_ms"), "{expr}");
+        assert!(refusal(expr, "UTC").to_string().contains("choose the minutes"), "{expr}");
     }
     for expr in ["@Daily", "@DAILY", "@daily x", "@dayly", "@"] {
         assert!(matches!(refusal(expr, "UTC"), ScheduleError::UnknownNickname { .. }), "{expr}");
