@@ -186,6 +186,12 @@ impl ServerConfig {
         if nats_urls.is_empty() {
             return Err(refuse("nats_url", nats, "must name at least one address"));
         }
+        let schemes = ["nats://", "tls://", "ws://", "wss://"];
+        if let Some(other) =
+            nats_urls.iter().find(|u| u.contains("://") && !schemes.iter().any(|scheme| u.starts_with(scheme)))
+        {
+            return Err(refuse("nats_url", other, "must begin with nats://, tls://, ws:// or wss://"));
+        }
         let database_given = layer.database_url.is_some();
         let database_url = layer.database_url.unwrap_or_else(|| "sqlite://.ax/ax.db".into());
         let http = layer.http_addr.unwrap_or_else(|| "127.0.0.1:8420".into());
@@ -370,6 +376,7 @@ mod tests {
             ("prefix", "Ax", "lower-case"),
             ("log_format", "xml", "text or json"),
             ("nats_url", " , ", "at least one"),
+            ("nats_url", "http://localhost", "must begin with nats://"),
         ] {
             let e = ServerConfig::new(layer(key, value)).unwrap_err().to_string();
             assert!(e.starts_with(key) && e.contains(rule), "{e}");

@@ -310,12 +310,13 @@ impl<'a> Reader<'a> {
         let description = self.text("description", 2000).unwrap_or_default();
         let source = self.text("source", 128);
         let cron_expr = self.text("cron_expr", 256);
-        let delay_seconds = self.integer("delay_seconds", 0, MAX_DELAY_SECONDS, "0 … 100 years in seconds");
+        let delay_seconds =
+            self.integer("delay_seconds", 0, MAX_DELAY_SECONDS, "0 … 3155760000 (100 years in seconds)");
         if cron_expr.is_some() && delay_seconds.is_some() {
             self.refuse("delay_seconds", "conflict", "at most one of cron_expr and delay_seconds".into());
         }
         let timezone = self.text("timezone", 64);
-        let timeout = self.integer("timeout_ms", 1, MAX_TIMEOUT_MS, "1 ms … 7 days in milliseconds");
+        let timeout = self.integer("timeout_ms", 1, MAX_TIMEOUT_MS, "1 … 604800000 (7 days in milliseconds)");
         let max_retry = self.integer("max_retry", 0, 100, "0 … 100");
         let retry_backoff = self.backoff();
         let priority = self.integer("priority", 1, 10, "1 … 10").unwrap_or(5);
@@ -324,7 +325,8 @@ impl<'a> Reader<'a> {
             "misfire_policy",
             &[("fire_once", Some(MisfirePolicy::FireOnce)), ("catch_up", None), ("skip", None)],
         );
-        let grace = self.integer("misfire_grace_ms", 0, 366 * 24 * 3600 * 1000, "0 … 366 days in milliseconds");
+        let grace =
+            self.integer("misfire_grace_ms", 0, 366 * 24 * 3600 * 1000, "0 … 31622400000 (366 days in milliseconds)");
         let overlap_policy = self.word(
             "overlap_policy",
             &[
@@ -334,8 +336,12 @@ impl<'a> Reader<'a> {
                 ("cancel_previous", None),
             ],
         );
-        let dedup =
-            self.integer("dedup_window_seconds", 0, MAX_DEDUP_WINDOW_SECONDS, "0 (not at all) … 7 days in seconds");
+        let dedup = self.integer(
+            "dedup_window_seconds",
+            0,
+            MAX_DEDUP_WINDOW_SECONDS,
+            "0 (not at all) … 604800 (7 days in seconds)",
+        );
         let weight = self.number("weight", 0.1, 100.0);
         let payload = self.payload();
         let labels = self.labels();
@@ -520,7 +526,7 @@ impl<'a> Reader<'a> {
                 inner.refuse(key, "unknown_field", "unknown field".into());
             }
         }
-        let range = "0 … 30 days in milliseconds";
+        let range = "0 … 2592000000 (30 days in milliseconds)";
         let backoff = RetryBackoff {
             initial_ms: inner.integer("initial_ms", 0, MAX_BACKOFF_MS, range).unwrap_or(default.initial_ms),
             multiplier: inner.number("multiplier", 1.0, 1000.0).unwrap_or(default.multiplier),

@@ -87,8 +87,9 @@ impl Sqlite {
         let refused = |what: &str, error: &dyn std::fmt::Display| {
             StoreError::Refused(format!("the database {} cannot be opened: {what}: {error}", path.display()))
         };
-        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-            std::fs::create_dir_all(folder).map_err(|error| refused("its folder", &error))?;
+        // The folder is made, its parents are not: those missing too is more likely a slip in the path.
+        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.exists()) {
+            std::fs::create_dir(folder).map_err(|error| refused("its folder cannot be made", &error))?;
         }
         let lock = lock(&path)?;
         let options = SqliteConnectOptions::new()

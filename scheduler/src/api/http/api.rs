@@ -13,7 +13,7 @@ use futures::{Stream, StreamExt};
 
 use super::Door;
 use super::problem::HttpError;
-use super::request::{Actor, Body, IfMatch, Params, RunPath, TaskPath};
+use super::request::{Actor, Body, IfMatch, Params, RequiredBody, RunPath, TaskPath};
 use crate::api::ApiError;
 use crate::api::fields::Fields;
 use crate::api::service::{ApplyOptions, ListRuns, ListTasks, PreviewRequest, UpcomingRequest};
@@ -67,7 +67,7 @@ async fn put_task(
     Actor(caller): Actor,
     IfMatch(expected): IfMatch,
     Params(fields): Params,
-    Body(body): Body,
+    RequiredBody(body): RequiredBody,
 ) -> Answer<Response> {
     fields.finish()?;
     let report = door.service.put_task(&caller, &id, body, expected).await?;
@@ -138,13 +138,17 @@ async fn apply(
     State(door): State<Door>,
     Actor(caller): Actor,
     Params(fields): Params,
-    Body(document): Body,
+    RequiredBody(document): RequiredBody,
 ) -> Answer<Json<ApplyReport>> {
     let options = ApplyOptions::read(fields)?;
     Ok(Json(door.service.apply(&caller, &document, options).await?))
 }
 
-async fn preview(State(door): State<Door>, Params(fields): Params, Body(body): Body) -> Answer<Json<Fires>> {
+async fn preview(
+    State(door): State<Door>,
+    Params(fields): Params,
+    RequiredBody(body): RequiredBody,
+) -> Answer<Json<Fires>> {
     fields.finish()?;
     let fields = Fields::of_body(body, "").map_err(|e| ApiError::of_fields(vec![e]))?;
     Ok(Json(door.service.preview(&PreviewRequest::read(fields)?)))
@@ -157,7 +161,7 @@ async fn upcoming(State(door): State<Door>, Params(fields): Params) -> Answer<Js
 async fn enqueue(
     State(door): State<Door>,
     Params(fields): Params,
-    Body(body): Body,
+    RequiredBody(body): RequiredBody,
 ) -> Answer<(StatusCode, Json<Enqueued>)> {
     fields.finish()?;
     Ok((StatusCode::CREATED, Json(door.service.enqueue(body).await?)))

@@ -24,6 +24,8 @@ pub(crate) struct RunPath(pub(crate) RunId);
 pub(crate) struct Params(pub(crate) Fields);
 /// A body of JSON; nothing at all is null.
 pub(crate) struct Body(pub(crate) Value);
+/// A body of JSON, where there has to be one.
+pub(crate) struct RequiredBody(pub(crate) Value);
 /// Who asks.
 pub(crate) struct Actor(pub(crate) Caller);
 /// What `If-Match` says.
@@ -63,9 +65,8 @@ impl<S: Send + Sync> FromRequestParts<S> for Params {
     }
 }
 
-impl<S: Send + Sync> FromRequest<S> for Body {
-    type Rejection = HttpError;
-    async fn from_request(request: Request, state: &S) -> Result<Self, HttpError> {
+impl Body {
+    async fn bytes<S: Send + Sync>(request: Request, state: &S) -> Result<Bytes, HttpError> {
         let bytes = match Bytes::from_request(request, state).await {
             Ok(bytes) => bytes,
             Err(BytesRejection::FailedToBufferBody(FailedToBufferBody::LengthLimitError(_))) => {
@@ -74,13 +75,31 @@ impl<S: Send + Sync> FromRequest<S> for Body {
             }
             Err(_) => return Err(HttpError(ApiError::Malformed("the body ended early".to_owned()))),
         };
+        Ok(bytes)
+    }
+}
+
+impl<S: Send + Sync> FromRequest<S> for Body {
+    type Rejection = HttpError;
+    async fn from_request(request: Request, state: &S) -> Result<Self, HttpError> {
+        let bytes = Body::bytes(request, state).await?;
         if bytes.iter().all(u8::is_ascii_whitespace) {
             return Ok(Self(Value::Null));
         }
-        let value = serde_json::from_slice(&bytes)
-            .map_err(|e| ApiError::Malformed(format!("the body is not JSON in UTF-8: {e}")))?;
-        Ok(Self(value))
+        Ok(Self(json(&bytes)?))
     }
+}
+
+impl<S: Send + Sync> FromRequest<S> for RequiredBody {
+    type Rejection = HttpError;
+    async fn from_request(request: Request, state: &S) -> Result<Self, HttpError> {
+        let bytes = Body::bytes(request, state).await?;
+        Ok(Self(json(&bytes)?))
+    }
+}
+
+fn json(bytes: &[u8]) -> Result<Value, HttpError> {
+    Ok(serde_json::from_slice(bytes).map_err(|e| ApiError::Malformed(format!("the body is not JSON in UTF-8: {e}")))?)
 }
 
 impl<S: Send + Sync> FromRequestParts<S> for Actor {
