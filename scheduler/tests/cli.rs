@@ -219,11 +219,12 @@ fn a_folder_is_one_document_in_the_order_of_names_and_keeps_what_is_written() {
     write(".hidden.json", "broken");
     write("notes.txt", "broken");
     std::fs::create_dir(folder.path().join("sub.json")).unwrap();
-    let report = r#"{"type":"about:blank","title":"invalid","status":422,"detail":"d","errors":[{"field":"tasks[2].task_id","rule":"format","message":"is bad"}]}"#;
+    let report = r#"{"type":"about:blank","title":"invalid","status":422,"detail":"tasks[2].task_id: is at tasks[0]","errors":[{"field":"tasks[2].task_id","rule":"conflict","message":"is at tasks[0]"}]}"#;
     let (url, asked) = answering("422 Unprocessable Content", "application/problem+json", report);
     let done = ax(&folder, &["apply", "-f", ".", "--dry-run", "--strict", "--api-url", &url]).output().unwrap();
     assert_eq!(done.status.code(), Some(1));
-    assert!(err(&done).contains("b.json: [1].task_id: is bad"), "{}", err(&done));
+    let told = "b.json: [1].task_id: is at ./a.json\n";
+    assert_eq!(err(&done), format!("ax: invalid: ./{told}  ./{told}"));
     let request = asked.join().unwrap();
     assert!(request.starts_with("POST /api/v1/apply?dry_run=true&strict=true "), "{request}");
     let body = request.lines().last().unwrap();
@@ -278,7 +279,8 @@ fn an_order_is_sent_as_it_was_written() {
 
 #[test]
 fn a_reader_that_goes_away_is_no_error() {
-    let mut command = ax(&folder(), &["next", "* * * * *", "--count", "500"]);
+    let folder = folder();
+    let mut command = ax(&folder, &["next", "* * * * *", "--count", "500"]);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     drop(child.stdout.take());
     let done = child.wait_with_output().unwrap();

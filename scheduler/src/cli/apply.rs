@@ -79,8 +79,10 @@ pub(super) async fn apply(args: ApplyArgs, file: Layer) -> Result<(), Failure> {
         table.print("the document holds no task");
         for warning in list(report, "warnings") {
             if let Ok(warning) = serde_json::from_value::<FieldError>(warning.clone()) {
-                let field = origin.place(&warning.field);
-                warn(&format!("{field}: {}", warning.message));
+                match origin.place(&warning.field).as_str() {
+                    "" => warn(&warning.message),
+                    place => warn(&format!("{place}: {}", warning.message)),
+                }
             }
         }
     })
@@ -100,10 +102,32 @@ impl Origin {
             refusal.errors.push(FieldError::new(file.clone(), "", "was not applied"));
             return refusal;
         }
+        let first = refusal.errors.first().map(|error| (error.field.clone(), self.place(&error.field)));
+        // The place in a merged document says nothing to those who wrote the files.
+        if let Some((field, place)) = first
+            && let Some(rest) = refusal.detail.strip_prefix(&field).filter(|rest| rest.starts_with(": "))
+        {
+            refusal.detail = format!("{place}{}", self.in_words(rest));
+        }
         for error in &mut refusal.errors {
             error.field = self.place(&error.field);
+            error.message = self.in_words(&error.message);
         }
         refusal
+    }
+
+    /// A sentence with the tasks that it names told where they were written.
+    fn in_words(&self, text: &str) -> String {
+        let Self::Many(_) = self else { return text.to_owned() };
+        let mut pieces = text.split("tasks[");
+        let mut words = pieces.next().unwrap_or_default().to_owned();
+        for piece in pieces {
+            match piece.split_once(']').filter(|(index, _)| index.parse::<usize>().is_ok()) {
+                Some((index, rest)) => words.extend([&self.place(&format!("tasks[{index}]")), rest]),
+                None => words.extend(["tasks[", piece]),
+            }
+        }
+        words
     }
 
     /// A field of the document as `file: field` where it was written.
@@ -204,6 +228,7 @@ mod tests {
         assert_eq!(many.place("tasks[2].labels.x"), "c.json: tasks[0].labels.x");
         assert_eq!(many.place("tasks[9].x"), "tasks[9].x");
         assert_eq!(many.place(""), "");
+        assert_eq!(many.in_words("x is at tasks[1] and tasks[x]"), "x is at b.json: [1] and tasks[x]");
         assert_eq!(Origin::One("d.json".into()).place("tasks[3]"), "d.json: tasks[3]");
     }
 }

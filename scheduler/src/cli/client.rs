@@ -52,7 +52,7 @@ pub(super) struct Answer {
 #[derive(Debug)]
 pub(super) struct Refusal {
     title: String,
-    detail: String,
+    pub(super) detail: String,
     /// Where and what.
     pub(super) errors: Vec<FieldError>,
 }
