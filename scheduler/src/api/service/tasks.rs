@@ -105,7 +105,7 @@ impl Candidate {
         schedule.canonical_zone().clone_into(&mut definition.timezone);
         let schedule = expr.is_some().then_some(schedule);
         if strict && !checked.defaulted.is_empty() {
-            let message = "must be given: this server is strict about it";
+            let message = "must be given: defaults are refused (strict)";
             let errors = checked.defaulted.iter().map(|field| FieldError::new(*field, "required", message));
             return Err(under(errors.collect()));
         }
