@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::{DefaultBodyLimit, State};
+use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -81,7 +81,6 @@ pub fn router(service: Arc<Service>, metrics: Option<PrometheusHandle>, shutdown
         .route("/metrics", get(metrics_text))
         .fallback(guard::no_such_address)
         .method_not_allowed_fallback(guard::method_not_allowed)
-        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .layer(middleware::from_fn(guard::guard))
         .with_state(Door { service, metrics, shutdown })
 }

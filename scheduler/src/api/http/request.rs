@@ -3,11 +3,10 @@
 use std::net::SocketAddr;
 
 use ax_shared::{RunId, TaskId};
-use axum::body::Bytes;
-use axum::extract::rejection::{BytesRejection, FailedToBufferBody};
 use axum::extract::{ConnectInfo, FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, header};
+use futures::StreamExt as _;
 use serde_json::Value;
 
 use super::MAX_BODY_BYTES;
@@ -15,6 +14,9 @@ use super::problem::HttpError;
 use crate::api::ApiError;
 use crate::api::fields::Fields;
 use crate::api::service::{Caller, Expected};
+
+/// How much of a body that is too large is read before the connection is given up.
+const MAX_DISCARDED_BYTES: usize = 4 * MAX_BODY_BYTES;
 
 /// The id of a task out of the path.
 pub(crate) struct TaskPath(pub(crate) TaskId);
@@ -66,23 +68,35 @@ impl<S: Send + Sync> FromRequestParts<S> for Params {
 }
 
 impl Body {
-    async fn bytes<S: Send + Sync>(request: Request, state: &S) -> Result<Bytes, HttpError> {
-        let bytes = match Bytes::from_request(request, state).await {
-            Ok(bytes) => bytes,
-            Err(BytesRejection::FailedToBufferBody(FailedToBufferBody::LengthLimitError(_))) => {
-                let detail = format!("the body is larger than the limit of {MAX_BODY_BYTES} bytes (16 MiB)");
-                return Err(HttpError(ApiError::TooLarge { detail, errors: Vec::new() }));
+    /// The whole body. One that is too large is read on for a while and thrown away: a client that is cut off in the
+    /// middle of sending would see a broken connection instead of the answer.
+    async fn bytes(request: Request) -> Result<Vec<u8>, HttpError> {
+        let mut chunks = request.into_body().into_data_stream();
+        let (mut bytes, mut seen) = (Vec::new(), 0usize);
+        while let Some(chunk) = chunks.next().await {
+            let chunk = chunk.map_err(|_| ApiError::Malformed("the body ended early".to_owned()))?;
+            seen = seen.saturating_add(chunk.len());
+            if seen <= MAX_BODY_BYTES {
+                bytes.extend_from_slice(&chunk);
+            } else {
+                bytes = Vec::new();
             }
-            Err(_) => return Err(HttpError(ApiError::Malformed("the body ended early".to_owned()))),
-        };
+            if seen > MAX_DISCARDED_BYTES {
+                break;
+            }
+        }
+        if seen > MAX_BODY_BYTES {
+            let detail = format!("the body is larger than the limit of {MAX_BODY_BYTES} bytes (16 MiB)");
+            return Err(HttpError(ApiError::TooLarge { detail, errors: Vec::new() }));
+        }
         Ok(bytes)
     }
 }
 
 impl<S: Send + Sync> FromRequest<S> for Body {
     type Rejection = HttpError;
-    async fn from_request(request: Request, state: &S) -> Result<Self, HttpError> {
-        let bytes = Body::bytes(request, state).await?;
+    async fn from_request(request: Request, _: &S) -> Result<Self, HttpError> {
+        let bytes = Body::bytes(request).await?;
         if bytes.iter().all(u8::is_ascii_whitespace) {
             return Ok(Self(Value::Null));
         }
@@ -92,8 +106,8 @@ impl<S: Send + Sync> FromRequest<S> for Body {
 
 impl<S: Send + Sync> FromRequest<S> for RequiredBody {
     type Rejection = HttpError;
-    async fn from_request(request: Request, state: &S) -> Result<Self, HttpError> {
-        let bytes = Body::bytes(request, state).await?;
+    async fn from_request(request: Request, _: &S) -> Result<Self, HttpError> {
+        let bytes = Body::bytes(request).await?;
         Ok(Self(json(&bytes)?))
     }
 }
