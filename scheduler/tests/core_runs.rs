@@ -602,3 +602,22 @@ fn a_timeout_that_the_worker_noticed_ends_in_timed_out() {
     world.server(TERM, 1, 1, 1101);
     assert_eq!(world.run(run.run_id).state, RunState::TimedOut);
 }
+
+#[test]
+fn a_run_that_is_handed_back_again_and_again_does_not_spin() {
+    let (mut world, run) = one(json!({}));
+    for attempt in 1..=3u32 {
+        let now = 1100 + i64::from(attempt) * 10;
+        world.event("released", &run, now, json!({"attempt": attempt}));
+        world.server(NAK, u64::from(attempt), 1, now);
+        world.flush();
+        world.run_until(now + 1);
+        if attempt == 1 {
+            assert_eq!(world.sent.len(), 2, "the first time it goes on at once");
+        } else {
+            assert_eq!(world.sent.len(), attempt as usize, "then it waits");
+            world.run_until(now + 5001);
+            assert_eq!(world.sent.len(), attempt as usize + 1);
+        }
+    }
+}

@@ -23,8 +23,8 @@ use crate::worker::Run;
 const STOP_WITHIN: Duration = Duration::from_secs(1);
 /// Wait before a run that this worker cannot execute is delivered again, perhaps to another.
 const UNKNOWN_HANDLER_AFTER: Duration = Duration::from_secs(5);
-/// Deliveries after which nobody is expected to know the handler any more.
-const UNKNOWN_HANDLER_DELIVERIES: u32 = 10;
+/// Attempts after which nobody is expected to know the handler any more.
+const UNKNOWN_HANDLER_ATTEMPTS: u32 = 10;
 /// Wait before a run is delivered again of which nobody could say whether it has succeeded.
 const DOUBT_AFTER: Duration = Duration::from_secs(5);
 
@@ -182,7 +182,7 @@ async fn refuse(shared: &Shared, trigger: &Trigger, delivery: &Delivery) {
     event.worker_id = Some(shared.worker_id.clone());
     let why = format!("this worker has no handler {}", job.handler);
     tracing::warn!(run_id = %job.run_id, task_id = %job.task_id, handler = %job.handler, "no such handler");
-    let (kind, answer) = if delivery.deliveries < UNKNOWN_HANDLER_DELIVERIES {
+    let (kind, answer) = if job.attempt < UNKNOWN_HANDLER_ATTEMPTS {
         event.reason = Some(why);
         ("released", AckKind::Nak(Some(UNKNOWN_HANDLER_AFTER)))
     } else {

@@ -15,6 +15,9 @@ const CLOSE_AFTER_MS: i64 = 2000;
 /// Longest wait before a replacement, in milliseconds, whatever the backoff says; longer waits are the worker's NAK.
 const MAX_REPLACE_DELAY_MS: i64 = 300_000;
 
+/// Wait before a run is published again that was handed back twice in a row, in milliseconds.
+const RELEASED_AGAIN_MS: u64 = 5000;
+
 /// What a message of AX_EVENTS did, for metrics and the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Applied {
@@ -143,17 +146,25 @@ impl Shard {
     /// The run's message is of no more use, attempts are left: commit the next message number, then publish it.
     fn replace(&mut self, run_id: RunId) {
         let Some(live) = self.runs.get_mut(&run_id) else { return };
+        // A stopping worker's run goes on at once; one that nobody wants to keep must not spin.
         let released = live
             .ledger
             .attempts
             .iter()
-            .any(|a| a.attempt == live.ledger.run.attempt && a.outcome == Some(AttemptOutcome::Released));
+            .rev()
+            .skip_while(|a| a.attempt > live.ledger.run.attempt)
+            .take_while(|a| a.outcome == Some(AttemptOutcome::Released))
+            .count();
         let old = live.ledger.run.message.clone();
         let failed = live.ledger.run.attempt;
         live.ledger.replace_message();
         live.phase = Phase::Replacing;
         // The jitter spreads many tasks; one replacement needs none.
-        let delay = if released { 0 } else { live.spec.as_ref().map_or(0, |s| s.retry_backoff.delay_ms(failed, 0.0)) };
+        let delay = match released {
+            0 => live.spec.as_ref().map_or(0, |s| s.retry_backoff.delay_ms(failed, 0.0)),
+            1 => 0,
+            _ => RELEASED_AGAIN_MS,
+        };
         let delay = i64::try_from(delay).unwrap_or(i64::MAX).min(MAX_REPLACE_DELAY_MS);
         let group = live.run().group.clone();
         self.queues.end(&group, run_id);
