@@ -30,7 +30,7 @@ async fn memory() -> Db {
 
 async fn sqlite() -> Db {
     let folder = tempfile::tempdir().unwrap();
-    let url = format!("sqlite://{}", folder.path().join("deep/er/ax.db").display());
+    let url = format!("sqlite://{}", folder.path().join("deep/ax.db").display());
     let store = store::open(&url).await.unwrap();
     store.migrate().await.unwrap();
     Db { store, _folder: Some(folder) }
