@@ -37,4 +37,6 @@ async def main(group):
         except TimeoutError:
             pass
 
+if len(sys.argv) != 2:
+    sys.exit(__doc__)
 asyncio.run(main(sys.argv[1]))

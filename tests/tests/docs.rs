@@ -82,6 +82,9 @@ async fn the_commands_in_the_documents_work() -> Result<()> {
             ran += 1;
         }
     }
+    // The README's own task: what a reader is led to do has to succeed, not only to be accepted.
+    let own = Api::new(&url).runs("task_id=report.daily").await?;
+    ensure!(own.iter().any(|run| run["state"] == "succeeded"), "the README's task did not run: {own:?}");
     ensure!(ran >= 4, "only {ran} blocks marked `sh` in the documents");
     Ok(())
 }

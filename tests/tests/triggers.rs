@@ -270,3 +270,33 @@ async fn a_node_id_in_use_is_refused_while_its_owner_answers() -> Result<()> {
     ensure!(nodes.len() == 1, "{nodes:?}");
     Ok(())
 }
+
+/// The leader reloads definitions and takes up runs independently: a run must not be judged on definitions older than itself.
+async fn a_trigger_means_the_task_as_it_is_then(database: Database) -> Result<()> {
+    let world = World::start(database).await?;
+    let (_node, api) = world.leader("n1").await?;
+    for n in 0..40 {
+        let id = format!("new.{n}");
+        api.apply(&task(&id, json!({}))).await?;
+        let run = api.post(&format!("/tasks/{id}/trigger"), &json!({})).await?.ok()?;
+        let run_id = run["run_id"].as_str().context("run_id")?;
+        api.run_reaches(run_id, &["triggered"], Deadline::seconds(20)).await.context("triggered right after apply")?;
+
+        api.post(&format!("/tasks/{id}/pause"), &json!({})).await?.ok()?;
+        api.post(&format!("/tasks/{id}/resume"), &json!({})).await?.ok()?;
+        let run = api.enqueue(&json!([{ "task_id": id }])).await?;
+        let run_id = run["runs"][0]["run_id"].as_str().context("run_id")?;
+        api.run_reaches(run_id, &["triggered"], Deadline::seconds(20)).await.context("enqueued right after resume")?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_trigger_right_after_its_definition_is_not_taken_for_one_of_a_deleted_task_with_sqlite() -> Result<()> {
+    a_trigger_means_the_task_as_it_is_then(Database::Sqlite).await
+}
+
+#[tokio::test]
+async fn a_trigger_right_after_its_definition_is_not_taken_for_one_of_a_deleted_task_with_postgres() -> Result<()> {
+    a_trigger_means_the_task_as_it_is_then(Database::Postgres).await
+}

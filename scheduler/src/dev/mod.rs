@@ -4,8 +4,10 @@ mod demo;
 mod nats;
 mod view;
 
+use std::fs::{File, TryLockError};
+use std::io::{Read as _, Write as _};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use tokio_util::sync::CancellationToken;
@@ -35,6 +37,8 @@ pub struct DevOptions {
 pub async fn run(mut options: DevOptions, stop: CancellationToken) -> anyhow::Result<()> {
     std::fs::create_dir_all(&options.folder)
         .with_context(|| format!("make the folder {}", options.folder.display()))?;
+    // Held until the end: whoever does not get it must not touch what lies in the folder, the nats-server least of all.
+    let _folder = own(&options.folder)?;
     let server = match &options.nats_url {
         Some(_) => None,
         None => Some(nats::Server::start(&options.folder.join("nats")).await?),
@@ -95,6 +99,35 @@ pub async fn run(mut options: DevOptions, stop: CancellationToken) -> anyhow::Re
     };
     view.end().await;
     ended
+}
+
+/// Claims the folder for this process.
+fn own(folder: &Path) -> anyhow::Result<File> {
+    let path = folder.join("dev.lock");
+    let mut lock = File::options()
+        .create(true)
+        .truncate(false)
+        .read(true)
+        .write(true)
+        .open(&path)
+        .with_context(|| format!("open {}", path.display()))?;
+    match lock.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            let mut owner = String::new();
+            let _ = lock.read_to_string(&mut owner);
+            anyhow::bail!(
+                "`ax dev` already runs in {} (process {}); stop it, or name another folder with --dir",
+                folder.display(),
+                owner.trim()
+            );
+        }
+        Err(TryLockError::Error(e)) => return Err(e).with_context(|| format!("lock {}", path.display())),
+    }
+    lock.set_len(0)
+        .and_then(|()| writeln!(lock, "{}", std::process::id()))
+        .with_context(|| format!("write {}", path.display()))?;
+    Ok(lock)
 }
 
 async fn start(options: NodeOptions, stop: CancellationToken) -> anyhow::Result<Option<Node>> {

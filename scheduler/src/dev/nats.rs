@@ -15,6 +15,8 @@ const STOP: Duration = Duration::from_secs(5);
 /// A running private nats-server.
 pub(super) struct Server {
     child: Child,
+    /// Ends the server when we end without having done so: its standard input is a pipe that we hold.
+    guard: Option<Child>,
     url: String,
     pid_file: PathBuf,
 }
@@ -57,7 +59,8 @@ impl Server {
             ),
             Err(e) => return Err(e).with_context(|| format!("start {}", program.display())),
         };
-        let mut server = Self { child, url: String::new(), pid_file };
+        let guard = child.id().and_then(guard);
+        let mut server = Self { child, guard, url: String::new(), pid_file };
         server.url = server.wait_for_port(&folder).await?;
         Ok(server)
     }
@@ -104,8 +107,25 @@ impl Server {
         if tokio::time::timeout(STOP, self.child.wait()).await.is_err() {
             let _ = self.child.kill().await;
         }
+        if let Some(mut guard) = self.guard.take() {
+            let _ = guard.kill().await;
+        }
         let _ = std::fs::remove_file(&self.pid_file);
     }
+}
+
+/// A shell that waits for the end of our side of a pipe, which comes however we end, and then stops the server. Without
+/// one the next `ax dev` in the folder finds the server and stops it.
+fn guard(server: u32) -> Option<Child> {
+    Command::new("/bin/sh")
+        .args(["-c", "read -r _; kill \"$0\" 2>/dev/null", &server.to_string()])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .process_group(0)
+        .kill_on_drop(true)
+        .spawn()
+        .ok()
 }
 
 fn read_ports(folder: &Path) -> Option<String> {

@@ -26,6 +26,11 @@ pub(super) async fn run(term: Arc<Term>) -> EndOfTerm {
                 Err(end) => return end,
             };
             let count = runs.len();
+            if count > 0
+                && let Err(end) = definitions_as_new(&term).await
+            {
+                return end;
+            }
             for run in &runs {
                 tracing::info!(
                     target: "ax::run",
@@ -44,6 +49,24 @@ pub(super) async fn run(term: Arc<Term>) -> EndOfTerm {
         if !wait(&term.wake.adopt, EVERY, &term.ended).await {
             return EndOfTerm::Stopped;
         }
+    }
+}
+
+/// Waits until the definitions in memory are as new as those that are in SQL now, and so as new as the runs that were
+/// just taken up: whoever defines, changes or resumes a task and triggers it at once means the task as it is then.
+async fn definitions_as_new(term: &Arc<Term>) -> Result<(), EndOfTerm> {
+    let wanted = loop {
+        if let Some(shard) = term.done("definitions_rev", term.cx.store.shard().await).await? {
+            break shard.definitions_rev;
+        }
+    };
+    let mut loaded = term.definitions.subscribe();
+    if *loaded.borrow() < wanted {
+        term.wake.plan.notify_one();
+    }
+    tokio::select! {
+        () = term.ended.cancelled() => Err(EndOfTerm::Stopped),
+        reached = loaded.wait_for(|rev| *rev >= wanted) => reached.map(|_| ()).map_err(|_| EndOfTerm::Stopped),
     }
 }
 

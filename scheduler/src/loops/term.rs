@@ -39,6 +39,8 @@ pub struct Term {
     pub(crate) publisher: watch::Sender<Option<Arc<dyn Publisher>>>,
     /// Sequence up to which AX_EVENTS has been applied.
     pub(crate) applied: super::Applied,
+    /// Revision of the definitions that are loaded. Only planning loads them, since it has to plan what changed.
+    pub(crate) definitions: watch::Sender<u64>,
     pub(crate) blocked: super::BlockedSender,
     pub(crate) last_commit_ms: super::Millis,
     /// A write that makes rows was not answered: they may be in SQL and not in memory.
@@ -175,6 +177,7 @@ async fn begin(
 
     let (blocked, blocked_out) = mpsc::unbounded_channel();
     let applied = watch::Sender::new(shard.settled().seq);
+    let definitions = watch::Sender::new(shard.definitions_rev());
     let term = Arc::new(Term {
         epoch: state.epoch,
         shard: Mutex::new(shard),
@@ -182,6 +185,7 @@ async fn begin(
         wake: Wake::default(),
         publisher: watch::Sender::new(None),
         applied,
+        definitions,
         blocked,
         last_commit_ms: AtomicU64::new(cx.clock.boot().as_millis() as u64),
         rows_in_doubt: AtomicBool::new(false),

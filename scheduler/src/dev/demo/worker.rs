@@ -30,7 +30,8 @@ pub(super) async fn start(nats_url: &str, prefix: &Prefix, stop: CancellationTok
             .handler("payment.check_timeout", check_timeouts)?
             .handler("payment.reconcile", reconcile)?
             .handler("demo.heartbeat", heartbeat)?
-            .handler("demo.welcome", welcome)?;
+            .handler("demo.welcome", welcome)?
+            .handler("demo.echo", echo)?;
         let stop = stop.clone();
         workers.push(tokio::spawn(async move {
             if let Err(e) = worker.run(stop).await {
@@ -72,6 +73,11 @@ async fn heartbeat(job: Job) -> Result<Value, Failure> {
 
 async fn welcome(job: Job) -> Result<Value, Failure> {
     Ok(json!({"said": job.payload["message"]}))
+}
+
+/// For tasks of the reader's own: answers with the payload.
+async fn echo(job: Job) -> Result<Value, Failure> {
+    Ok(job.payload.clone())
 }
 
 /// Takes `min`..`max` milliseconds.
