@@ -288,9 +288,49 @@ fn a_reader_that_goes_away_is_no_error() {
 }
 
 #[test]
+fn what_cannot_be_written_fails_the_command() {
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let done = ax(&folder(), &["next", "@daily", "--json"]).stdout(full).output().unwrap();
+    assert_eq!(done.status.code(), Some(1));
+    assert!(err(&done).starts_with("ax: standard output cannot be written: "), "{}", err(&done));
+}
+
+#[test]
+fn times_are_those_of_the_reader_with_the_date_when_it_is_not_today() {
+    let page = r#"{"fires":[{"task_id":"a","at":"2020-06-30T22:30:00.000Z"},{"task_id":"b","at":"2020-06-30T22:30:00.250Z"}]}"#;
+    let (url, _) = answering("200 OK", "application/json", page);
+    let done = ax(&folder(), &["upcoming", "--api-url", &url]).env("TZ", "Europe/Berlin").output().unwrap();
+    let shown = out(&done);
+    let lines: Vec<Vec<&str>> = shown.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(&lines[0][..], ["LOCAL", "(Europe/Berlin)", "UTC", "TASK"], "{shown}");
+    assert_eq!(&lines[1][..4], ["2020-07-01", "00:30:00", "2020-06-30T22:30:00.000Z", "a"], "{shown}");
+    assert_eq!(&lines[2][..4], ["2020-07-01", "00:30:00.250", "2020-06-30T22:30:00.250Z", "b"], "{shown}");
+}
+
+#[test]
+fn a_search_tells_when_there_are_more_and_how_to_see_them() {
+    // Keys out of order and a blank: nothing of a run is written anew.
+    let page = r#"{"runs":[{"task_id": "a","run_id":"0199aa6e-5b54-8c8e-9b0f-4c7d5a0e4a11"},{"task_id":"a","run_id":"0199aa6e-5b55-8c8e-9b0f-4c7d5a0e4a11"}]}"#;
+    let (url, _) = answering("200 OK", "application/json", page);
+    let done = ax(&folder(), &["run", "find", "0199aa6e", "--json", "--api-url", &url]).output().unwrap();
+    assert_eq!((out(&done).trim_end(), err(&done).as_str()), (page, ""));
+
+    let (url, _) = answering("200 OK", "application/json", page);
+    let done = ax(&folder(), &["run", "find", "0199aa6e", "--limit", "1", "--api-url", &url]).output().unwrap();
+    assert_eq!((done.status.code(), out(&done).lines().count()), (Some(0), 2));
+    assert_eq!(err(&done), "there are more: more digits, or a larger --limit\n");
+
+    let page = r#"{"runs":[{"task_id":"a","run_id":"0199aa6e-5b54-8c8e-9b0f-4c7d5a0e4a11"}],"next_cursor":"c"}"#;
+    let (url, _) = answering("200 OK", "application/json", page);
+    let done = ax(&folder(), &["run", "find", "a", "--limit", "1", "--api-url", &url]).output().unwrap();
+    assert!(err(&done).contains("ax run ls --task a") && !err(&done).contains("--cursor"), "{}", err(&done));
+}
+
+#[test]
 fn the_version_names_the_time_zones_and_help_has_examples() {
     let done = alone(&["--version"]);
     assert!(out(&done).starts_with("ax 0.") && out(&done).contains("(tzdata 20"), "{}", out(&done));
+    assert_eq!(out(&alone(&["version"])), out(&done));
     for command in ["apply", "next", "upcoming", "enqueue"] {
         assert!(out(&alone(&[command, "--help"])).contains(&format!("  ax {command} ")), "{command}");
     }

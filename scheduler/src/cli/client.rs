@@ -6,6 +6,7 @@ use std::time::Duration;
 use ax_shared::FieldError;
 use clap::Args;
 use reqwest::{Method, StatusCode, Url};
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::output::printable;
@@ -238,10 +239,12 @@ impl Answer {
 
     /// The answer read; nothing at all is null.
     pub(super) fn value(&self) -> Result<Value, Failure> {
-        if self.body.is_empty() {
-            return Ok(Value::Null);
-        }
+        if self.body.is_empty() { Ok(Value::Null) } else { self.read() }
+    }
+
+    /// The answer read as what it is known to be.
+    pub(super) fn read<T: DeserializeOwned>(&self) -> Result<T, Failure> {
         let read = serde_json::from_str(&self.body);
-        read.map_err(|e| Failure { code: REFUSED, error: anyhow::anyhow!("the answer is not JSON: {e}") })
+        read.map_err(|e| Failure { code: REFUSED, error: anyhow::anyhow!("the answer is not what ax answers: {e}") })
     }
 }

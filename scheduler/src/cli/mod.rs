@@ -12,7 +12,7 @@ mod task;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::LazyLock;
+use std::sync::{LazyLock, OnceLock};
 
 use clap::{Parser, Subcommand};
 use tokio_util::sync::CancellationToken;
@@ -23,6 +23,9 @@ use crate::core::schedule::tzdata_version;
 /// The program's version and that of the time zones it has compiled in.
 static VERSION: LazyLock<String> =
     LazyLock::new(|| format!("{} (tzdata {})", env!("CARGO_PKG_VERSION"), tzdata_version()));
+
+/// The first write to standard output that failed. There is one such output in a process, so one place for this.
+static UNWRITTEN: OnceLock<std::io::Error> = OnceLock::new();
 
 /// A distributed task scheduler on NATS JetStream.
 #[derive(Debug, Parser)]
@@ -54,6 +57,8 @@ enum Command {
     Migrate(server::MigrateArgs),
     /// Show the effective configuration of a server, secrets hidden
     Config(server::ConfigArgs),
+    /// Show the version of ax and of the time zones it has compiled in
+    Version,
 }
 
 /// Commands that ask a server, or need none. They hold nothing that must be written.
@@ -106,14 +111,19 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> ExitCode {
         Command::Server(args) => server::server(args, file, stop).await,
         Command::Migrate(args) => server::migrate(args, file).await,
         Command::Config(args) => server::config(args, file),
+        Command::Version => {
+            say(format_args!("ax {}", *VERSION));
+            Ok(())
+        }
         Command::Ask(ask) => tokio::select! {
             done = ask.run(file) => done,
             () = stop.cancelled() => Err(anyhow::anyhow!("interrupted").into()),
         },
     };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => tell(failure),
+    match (done, UNWRITTEN.get()) {
+        (Ok(()), None) => ExitCode::SUCCESS,
+        (Ok(()), Some(e)) => tell(anyhow::anyhow!("standard output cannot be written: {e}").into()),
+        (Err(failure), _) => tell(failure),
     }
 }
 
@@ -148,8 +158,13 @@ fn tell(failure: Failure) -> ExitCode {
     ExitCode::from(failure.code)
 }
 
-/// Writes a line to standard output; a reader that has gone away is no error.
+/// Writes a line to standard output. A reader that has gone away is no error; what else goes wrong, such as a full
+/// disk, fails the command when it ends.
 pub(crate) fn say(text: impl std::fmt::Display) {
     use std::io::Write as _;
-    let _ = writeln!(std::io::stdout(), "{text}");
+    if let Err(e) = writeln!(std::io::stdout(), "{text}")
+        && e.kind() != std::io::ErrorKind::BrokenPipe
+    {
+        let _ = UNWRITTEN.set(e);
+    }
 }

@@ -6,7 +6,7 @@ use jiff::tz::{TimeZone, TimeZoneDatabase};
 use serde_json::{Value, json};
 
 use super::client::{Client, ClientArgs, Refusal, usage};
-use super::output::{Table, cell, distance, list};
+use super::output::{Local, Table, cell, list, now};
 use super::{Failure, REFUSED, say};
 use crate::api::ApiError;
 use crate::api::fields::Fields;
@@ -61,10 +61,6 @@ pub(super) struct UpcomingArgs {
     limit: Option<u64>,
     #[command(flatten)]
     client: ClientArgs,
-}
-
-fn now() -> Timestamp {
-    Timestamp::from_jiff(jiff::Timestamp::now())
 }
 
 /// Whether what is asked about is an expression rather than a task; ids may begin like one (`every_day`).
@@ -124,15 +120,14 @@ fn offline(args: &NextArgs) -> Result<(), Failure> {
 /// Prints instants in their zone, in UTC and from now.
 fn print_fires(fires: &Value, zone: &str, nothing: &str) {
     let tz = TimeZoneDatabase::bundled().get(zone).unwrap_or(TimeZone::UTC);
-    let now = now();
-    let local = format!("LOCAL ({zone})");
-    let mut table = Table::new(&[&local, "UTC", ""]);
+    let here = Local::new();
+    let mut table = Table::new(&[&format!("LOCAL ({zone})"), "UTC", ""]);
     for fire in list(fires, "fires") {
         let Some(at) = fire.as_str().and_then(|text| text.parse::<Timestamp>().ok()) else { continue };
         let zoned = at.to_jiff().to_zoned_datetime(tz.clone());
         let ms = if at.as_millis() % 1000 == 0 { "" } else { "%.3f" };
         let local = zoned.strftime(&format!("%a %Y-%m-%d %H:%M:%S{ms} %:z")).to_string();
-        table.row([local, at.to_string(), distance(at, now)]);
+        table.row([local, at.to_string(), here.distance(at)]);
     }
     table.print(nothing);
 }
@@ -145,12 +140,12 @@ pub(super) async fn upcoming(args: UpcomingArgs, file: Layer) -> Result<(), Fail
     query.extend(args.limit.map(|limit| ("limit", limit.to_string())));
     let answer = Client::new(&args.client, &file)?.get(&["upcoming"], &query).await?;
     answer.show(|page| {
-        let now = now();
-        let mut table = Table::new(&["UTC", "TASK", ""]);
+        let local = Local::new();
+        let mut table = Table::new(&[&local.heading(), "UTC", "TASK", ""]);
         for fire in list(page, "fires") {
             let at = cell(fire, "at");
-            let far = at.parse().map(|at| distance(at, now)).unwrap_or_default();
-            table.row([at, cell(fire, "task_id"), far]);
+            let far = at.parse().map(|at| local.distance(at)).unwrap_or_default();
+            table.row([local.cell(fire, "at"), at, cell(fire, "task_id"), far]);
         }
         table.print("nothing fires in that time");
     })

@@ -4,7 +4,7 @@ use clap::Args;
 
 use super::Failure;
 use super::client::{Client, ClientArgs};
-use super::output::{Table, cell, list};
+use super::output::{Local, Table, cell, list};
 use crate::config::Layer;
 
 /// `ax nodes`.
@@ -16,6 +16,7 @@ pub(super) struct NodesArgs {
 
 pub(super) async fn nodes(args: NodesArgs, file: Layer) -> Result<(), Failure> {
     let answer = Client::new(&args.client, &file)?.get(&["nodes"], &[]).await?;
+    let local = Local::new();
     answer.show(|page| {
         let mut table =
             Table::new(&["NODE", "ROLE", "EPOCH", "VERSION", "HTTP", "HOST", "PID", "CLOCK OFFSET", "STARTED"]);
@@ -30,7 +31,7 @@ pub(super) async fn nodes(args: NodesArgs, file: Layer) -> Result<(), Failure> {
                 cell(node, "host"),
                 cell(node, "pid"),
                 node["clock_offset_ms"].as_f64().map(|ms| format!("{ms:+.1} ms")).unwrap_or_default(),
-                cell(node, "started_at"),
+                local.cell(node, "started_at"),
             ]);
         }
         table.print("no node answered");

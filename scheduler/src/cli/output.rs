@@ -1,6 +1,7 @@
 //! What people see: aligned tables, `key value` lists, times and spans.
 
 use ax_shared::Timestamp;
+use jiff::tz::TimeZone;
 use serde_json::Value;
 
 use super::say;
@@ -62,10 +63,15 @@ pub(super) fn print_pairs(pairs: &[(&str, String)]) {
 
 /// Tells, after a page, how to get the next one.
 pub(super) fn tell_more(page: &Value) {
-    use std::io::Write as _;
     if let Some(cursor) = page["next_cursor"].as_str() {
-        let _ = writeln!(std::io::stderr(), "there are more: --cursor {}", printable(cursor));
+        warn_more(&format!("--cursor {}", printable(cursor)));
     }
+}
+
+/// Tells that there are more, and what shows them.
+pub(super) fn warn_more(how: &str) {
+    use std::io::Write as _;
+    let _ = writeln!(std::io::stderr(), "there are more: {how}");
 }
 
 /// A field as a cell: text as it is, nothing for null, other values as JSON.
@@ -87,8 +93,68 @@ pub(super) fn list<'a>(object: &'a Value, field: &str) -> &'a [Value] {
     object[field].as_array().map_or(&[], Vec::as_slice)
 }
 
+/// The present by this machine's clock.
+pub(super) fn now() -> Timestamp {
+    Timestamp::from_jiff(jiff::Timestamp::now())
+}
+
+/// What people's clocks show: the zone of this machine (`TZ`, else the system's) and the present.
+#[derive(Debug)]
+pub(super) struct Local {
+    zone: TimeZone,
+    now: Timestamp,
+}
+
+impl Local {
+    pub(super) fn new() -> Self {
+        Self { zone: TimeZone::system(), now: now() }
+    }
+
+    /// A heading for a column of times: which zone they are in.
+    pub(super) fn heading(&self) -> String {
+        match self.zone.iana_name() {
+            Some(name) => format!("LOCAL ({name})"),
+            None => format!("LOCAL ({})", self.now.to_jiff().to_zoned_datetime(self.zone.clone()).strftime("%:z")),
+        }
+    }
+
+    /// An instant in this zone, with the date when it is not today, and milliseconds when there are any.
+    pub(super) fn time(&self, at: Timestamp) -> String {
+        let zoned = at.to_jiff().to_zoned_datetime(self.zone.clone());
+        let today = zoned.date() == self.now.to_jiff().to_zoned_datetime(self.zone.clone()).date();
+        let date = if today { "" } else { "%Y-%m-%d " };
+        let ms = if at.as_millis() % 1000 == 0 { "" } else { "%.3f" };
+        zoned.strftime(&format!("{date}%H:%M:%S{ms}")).to_string()
+    }
+
+    /// A value that is an instant, as a cell.
+    pub(super) fn shown(&self, value: &Value) -> String {
+        let text = shown(value);
+        text.parse().map(|at| self.time(at)).unwrap_or(text)
+    }
+
+    /// A field that holds an instant, as a cell.
+    pub(super) fn cell(&self, object: &Value, field: &str) -> String {
+        self.shown(&object[field])
+    }
+
+    /// Like [`Self::cell`], with the instant in UTC, which options and logs have, behind it.
+    pub(super) fn both(&self, object: &Value, field: &str) -> String {
+        let text = cell(object, field);
+        match text.parse() {
+            Ok(at) => format!("{} ({text})", self.time(at)),
+            Err(_) => text,
+        }
+    }
+
+    /// How far an instant is from now.
+    pub(super) fn distance(&self, at: Timestamp) -> String {
+        distance(at, self.now)
+    }
+}
+
 /// How far an instant is from `now`: `in 3h 12m`, `5s ago`.
-pub(super) fn distance(at: Timestamp, now: Timestamp) -> String {
+fn distance(at: Timestamp, now: Timestamp) -> String {
     let ms = at.millis_since(now);
     if ms >= 0 { format!("in {}", span(ms)) } else { format!("{} ago", span(-ms)) }
 }
@@ -185,6 +251,29 @@ mod tests {
         assert_eq!(ends.len(), 3);
         assert!(ends.iter().all(|end| *end == ends[0]), "{text}");
         assert!(!text.contains('\u{1b}'), "{text:?}");
+    }
+
+    #[test]
+    fn a_day_is_that_of_the_reader() {
+        let zone = jiff::tz::TimeZoneDatabase::bundled().get("Asia/Shanghai").unwrap();
+        let at = |text: &str| text.parse::<Timestamp>().unwrap();
+        // In Shanghai the day has begun at 16:00 UTC.
+        let local = Local { zone, now: at("2026-12-01T20:00:00Z") };
+        assert_eq!(local.heading(), "LOCAL (Asia/Shanghai)");
+        for (time, shown) in [
+            ("2026-12-01T16:00:00Z", "00:00:00"),
+            ("2026-12-02T15:59:59.999Z", "23:59:59.999"),
+            ("2026-12-01T15:59:59Z", "2026-12-01 23:59:59"),
+            ("2026-12-02T16:00:00Z", "2026-12-03 00:00:00"),
+        ] {
+            assert_eq!(local.time(at(time)), shown, "{time}");
+        }
+        let _ = (local.time(Timestamp::MAX), local.time(Timestamp::MIN));
+        let run = serde_json::json!({"at": "2026-12-01T16:00:00.000Z", "none": null, "odd": "soon"});
+        assert_eq!(local.both(&run, "at"), "00:00:00 (2026-12-01T16:00:00.000Z)");
+        assert_eq!((local.cell(&run, "none"), local.both(&run, "odd")), (String::new(), "soon".to_owned()));
+        let zone = TimeZone::fixed(jiff::tz::Offset::constant(5));
+        assert_eq!(Local { zone, now: at("2026-12-01T20:00:00Z") }.heading(), "LOCAL (+05:00)");
     }
 
     #[test]

@@ -3,10 +3,12 @@
 use ax_shared::{RunId, TaskId, Timestamp};
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use clap::{Args, Subcommand};
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use serde_json::value::RawValue;
 
 use super::client::{Client, ClientArgs, usage};
-use super::output::{Table, cell, list, print_pairs, span, tell_more};
+use super::output::{Local, Table, cell, list, print_pairs, span, tell_more, warn_more};
 use super::{Failure, REFUSED, say};
 use crate::config::Layer;
 use crate::core::run::RunState;
@@ -111,7 +113,10 @@ pub(super) async fn run(args: RunArgs, file: Layer) -> Result<(), Failure> {
             query.extend(args.to.map(|at| ("to", at.to_string())));
             query.extend(args.limit.map(|limit| ("limit", limit.to_string())));
             query.extend(args.cursor.map(|cursor| ("cursor", cursor)));
-            client.get(&["runs"], &query).await?.show(print_runs)
+            client.get(&["runs"], &query).await?.show(|page| {
+                print_runs(page);
+                tell_more(page);
+            })
         }
         RunCommand::Get(GetArgs { run }) => client.get(&["runs", &run.to_string()], &[]).await?.show(print_run),
         RunCommand::Find(find_args) => find(&client, find_args, args.client.json).await,
@@ -127,23 +132,30 @@ async fn find(client: &Client, args: FindArgs, json: bool) -> Result<(), Failure
     }
     if let Some(digits) = prefix_of(query) {
         let mut found = with_prefix(client, &digits).await?;
-        if let [one] = &found[..] {
-            let id = cell(one, "run_id");
+        if let [one] = &found.runs[..] {
+            let id = id_of(one);
             return client.get(&["runs", &id], &[]).await?.show(print_run);
         }
-        if !found.is_empty() {
-            found.truncate(args.limit as usize);
-            let page = json!({ "runs": found });
+        if !found.runs.is_empty() {
+            let all = found.runs.len();
+            found.runs.truncate(args.limit as usize);
+            let page = serde_json::to_string(&found)?;
             if json {
-                say(page);
+                say(&page);
             } else {
-                print_runs(&page);
+                print_runs(&serde_json::from_str(&page)?);
+            }
+            if all > found.runs.len() {
+                warn_more("more digits, or a larger --limit");
             }
             return Ok(());
         }
     }
-    let nothing =
-        |query: &str| Failure { code: REFUSED, error: anyhow::anyhow!("not found: no run or task {query:?}") };
+    let nothing = |query: &str| {
+        let short = !query.is_empty() && query.len() < MIN_PREFIX && query.bytes().all(|b| b.is_ascii_hexdigit());
+        let hint = if short { format!("; of a run id, give {MIN_PREFIX} digits or more") } else { String::new() };
+        Failure { code: REFUSED, error: anyhow::anyhow!("not found: no run or task {query:?}{hint}") }
+    };
     let task = match TaskId::new(query) {
         Ok(task) => task,
         Err(_) if query.parse::<RunId>().is_ok() => return Err(nothing(query)),
@@ -155,7 +167,29 @@ async fn find(client: &Client, args: FindArgs, json: bool) -> Result<(), Failure
     if list(&runs.value()?, "runs").is_empty() && client.find(&["tasks", task.as_str()], &[]).await?.is_none() {
         return Err(nothing(query));
     }
-    runs.show(print_runs)
+    let more = !runs.value()?["next_cursor"].is_null();
+    runs.show(print_runs)?;
+    if more {
+        warn_more(&format!("a larger --limit, or page through ax run ls --task {task}"));
+    }
+    Ok(())
+}
+
+/// A page of runs, each as it was answered.
+#[derive(Debug, Default, Deserialize, Serialize)]
+struct Page {
+    runs: Vec<Box<RawValue>>,
+    #[serde(skip_serializing)]
+    next_cursor: Option<String>,
+}
+
+/// The id of a run that was answered, nothing if it has none.
+fn id_of(run: &RawValue) -> String {
+    #[derive(Deserialize)]
+    struct Run {
+        run_id: String,
+    }
+    serde_json::from_str::<Run>(run.get()).map(|run| run.run_id).unwrap_or_default()
 }
 
 /// The digits of what may be the beginning of a run id.
@@ -178,34 +212,33 @@ fn span_of(digits: &str) -> Option<(i64, i64)> {
 ///
 /// An id begins with the time for which it was made: the trigger time, or the time of the request, before which no
 /// delayed run is due. So the first search is in the span that the digits leave open, the second behind it.
-async fn with_prefix(client: &Client, digits: &str) -> Result<Vec<Value>, Failure> {
-    let Some((first, last)) = span_of(digits) else { return Ok(Vec::new()) };
+async fn with_prefix(client: &Client, digits: &str) -> Result<Page, Failure> {
+    let Some((first, last)) = span_of(digits) else { return Ok(Page::default()) };
     let at = |ms: i64| Timestamp::from_millis(ms).to_string();
     let within = vec![("from", at(first)), ("to", at(last + 1))];
     let found = search(client, digits, within).await?;
-    if !found.is_empty() {
+    if !found.runs.is_empty() {
         return Ok(found);
     }
     search(client, digits, vec![("from", at(last + 1))]).await
 }
 
 /// Reads runs page by page and keeps those whose id begins with these digits.
-async fn search(client: &Client, digits: &str, filter: Vec<(&str, String)>) -> Result<Vec<Value>, Failure> {
-    let mut found = Vec::new();
+async fn search(client: &Client, digits: &str, filter: Vec<(&str, String)>) -> Result<Page, Failure> {
+    let mut found = Page::default();
     let mut cursor: Option<String> = None;
     for _ in 0..MAX_PAGES {
         let mut query = filter.clone();
         query.push(("limit", "500".to_owned()));
         query.extend(cursor.take().map(|cursor| ("cursor", cursor)));
-        let page = client.get(&["runs"], &query).await?.value()?;
-        let begins = |run: &&Value| cell(run, "run_id").replace('-', "").starts_with(digits);
-        found.extend(list(&page, "runs").iter().filter(begins).cloned());
-        cursor = page["next_cursor"].as_str().map(str::to_owned);
+        let page: Page = client.get(&["runs"], &query).await?.read()?;
+        found.runs.extend(page.runs.into_iter().filter(|run| id_of(run).replace('-', "").starts_with(digits)));
+        cursor = page.next_cursor;
         if cursor.is_none() {
             return Ok(found);
         }
     }
-    if found.is_empty() {
+    if found.runs.is_empty() {
         let error = anyhow::anyhow!("not found among the newest {} runs: give more digits", MAX_PAGES * 500);
         return Err(Failure { code: REFUSED, error });
     }
@@ -213,6 +246,7 @@ async fn search(client: &Client, digits: &str, filter: Vec<(&str, String)>) -> R
 }
 
 fn print_runs(page: &Value) {
+    let local = Local::new();
     let mut table =
         Table::new(&["RUN", "TASK", "TRIGGER TIME", "STATE", "KIND", "ATTEMPT", "LATE", "TOOK", "WORKER", "REASON"]);
     for run in list(page, "runs") {
@@ -220,7 +254,7 @@ fn print_runs(page: &Value) {
         table.row([
             cell(run, "run_id"),
             cell(run, "task_id"),
-            cell(run, "trigger_time"),
+            local.cell(run, "trigger_time"),
             cell(run, "state") + &count.unwrap_or_default(),
             cell(run, "kind"),
             attempt_of(run),
@@ -231,7 +265,6 @@ fn print_runs(page: &Value) {
         ]);
     }
     table.print("no runs");
-    tell_more(page);
 }
 
 fn attempt_of(run: &Value) -> String {
@@ -251,16 +284,17 @@ fn took(of: &Value) -> String {
 }
 
 fn print_run(run: &Value) {
+    let local = Local::new();
     let mut pairs: Vec<(&str, String)> =
-        ["run_id", "trace_id", "task_id", "state", "reason", "kind", "trigger_time", "from", "to", "count"]
-            .map(|field| (field, cell(run, field)))
-            .to_vec();
+        ["run_id", "trace_id", "task_id", "state", "reason", "kind"].map(|field| (field, cell(run, field))).to_vec();
+    pairs.extend(["trigger_time", "from", "to"].map(|field| (field, local.both(run, field))));
+    pairs.push(("count", cell(run, "count")));
     pairs.push(("attempt", attempt_of(run)));
     let late = run["lateness_ms"].as_i64().map(|ms| format!("{ms}ms")).unwrap_or_default();
     pairs.extend([("late", late), ("took", took(run))]);
     let rest = ["group", "queue", "handler", "priority", "worker_id", "flow_id"];
     pairs.extend(rest.map(|field| (field, cell(run, field))));
-    pairs.extend(["published_at", "started_at", "finished_at"].map(|field| (field, cell(run, field))));
+    pairs.extend(["published_at", "started_at", "finished_at"].map(|field| (field, local.both(run, field))));
     pairs.extend(["payload", "result"].map(|field| (field, json_cell(&run[field]))));
     print_pairs(&pairs);
 
@@ -270,14 +304,16 @@ fn print_run(run: &Value) {
             cell(attempt, "attempt"),
             cell(attempt, "outcome"),
             cell(attempt, "worker_id"),
-            cell(attempt, "started_at"),
+            local.cell(attempt, "started_at"),
             took(attempt),
             cell(attempt, "error"),
         ]);
     }
     let mut timeline = Table::new(&["AT", "EVENT", "ATTEMPT", "WORKER", "DETAIL"]);
     for entry in list(run, "timeline") {
-        timeline.row(["at", "event", "attempt", "worker_id", "detail"].map(|field| cell(entry, field)));
+        let mut row = vec![local.cell(entry, "at")];
+        row.extend(["event", "attempt", "worker_id", "detail"].map(|field| cell(entry, field)));
+        timeline.row(row);
     }
     for table in [attempts, timeline].iter().filter(|table| !table.is_empty()) {
         say(format_args!("\n{}", table.text()));

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use ax_shared::{TaskId, Timestamp};
+use ax_shared::TaskId;
 use clap::{Args, Subcommand};
 use reqwest::Method;
 use serde::Serialize;
@@ -12,7 +12,7 @@ use serde_json::value::RawValue;
 
 use super::client::{Client, ClientArgs, usage};
 use super::input::{self, name_of, read_json};
-use super::output::{Table, cell, distance, list, parse_span, print_pairs, printable, shown, tell_more};
+use super::output::{Local, Table, cell, list, parse_span, print_pairs, printable, tell_more};
 use super::{Failure, say};
 use crate::config::Layer;
 
@@ -121,13 +121,16 @@ struct OrderArgs {
 
 /// `ax enqueue`.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
+#[command(
+    override_usage = "ax enqueue [OPTIONS] <TASK>\n       ax enqueue [OPTIONS] -f <FILE|->",
+    after_help = "Examples:
   ax enqueue order.close --payload '{\"order\": 4711}' --delay 30m --key order-4711
   ax enqueue -f runs.json
   generate-runs | ax enqueue -f -
 
 A file holds an array of {\"task_id\", \"payload\"?, \"delay_ms\"?, \"idempotency_key\"?}, or {\"runs\": [...]}; up to 10,000, all
-or none. Enqueued runs are not bound by the task's overlap policy.")]
+or none. Enqueued runs are not bound by the task's overlap policy."
+)]
 pub(super) struct EnqueueArgs {
     /// The task's id
     #[arg(value_name = "TASK", value_parser = TaskId::new, required_unless_present = "file", conflicts_with = "file")]
@@ -198,6 +201,7 @@ async fn ls(client: &Client, args: ListArgs) -> Result<(), Failure> {
     query.extend(args.limit.map(|limit| ("limit", limit.to_string())));
     query.extend(args.cursor.map(|cursor| ("cursor", cursor)));
     client.get(&["tasks"], &query).await?.show(|page| {
+        let local = Local::new();
         let mut table = Table::new(&["TASK", "NAME", "STATUS", "GROUP", "SCHEDULE", "ZONE", "NEXT FIRE", "LAST RUN"]);
         for task in list(page, "tasks") {
             let name = cell(task, "name");
@@ -208,7 +212,7 @@ async fn ls(client: &Client, args: ListArgs) -> Result<(), Failure> {
                 cell(task, "executor_group"),
                 schedule_of(task),
                 cell(task, "timezone"),
-                cell(task, "next_fire_at"),
+                local.cell(task, "next_fire_at"),
                 cell(&task["last_run"], "state"),
             ]);
         }
@@ -246,34 +250,41 @@ const FIRST: [&str; 15] = [
 ];
 
 fn print_task(task: &Value) {
-    let mut pairs: Vec<(&str, String)> = FIRST.iter().map(|field| (*field, cell(task, field))).collect();
-    if let Some((_, next)) = pairs.iter_mut().find(|(field, _)| *field == "next_fire_at")
-        && let Ok(at) = next.parse()
-    {
-        *next = format!("{next} ({})", distance(at, Timestamp::from_jiff(jiff::Timestamp::now())));
-    }
+    let local = Local::new();
+    let told = |field: &str| match field {
+        "next_fire_at" => match cell(task, field).parse() {
+            Ok(at) => format!("{}, {}", local.both(task, field), local.distance(at)),
+            Err(_) => cell(task, field),
+        },
+        // Every instant is named like one.
+        field if field.ends_with("_at") => local.both(task, field),
+        field => cell(task, field),
+    };
+    let mut pairs: Vec<(&str, String)> = FIRST.iter().map(|field| (*field, told(field))).collect();
     let empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty) || *value == serde_json::json!({});
     for (field, value) in task.as_object().into_iter().flatten() {
         if field != "last_run" && !FIRST.contains(&field.as_str()) && !empty(value) {
-            pairs.push((field, shown(value)));
+            pairs.push((field, told(field)));
         }
     }
     let last = &task["last_run"];
     if last.is_object() {
-        let told = ["run_id", "state", "trigger_time", "reason"].map(|field| cell(last, field));
+        let at = local.both(last, "trigger_time");
+        let told = [cell(last, "run_id"), cell(last, "state"), at, cell(last, "reason")];
         pairs.push(("last_run", told.join(" ").trim_end().to_owned()));
     }
     print_pairs(&pairs);
 }
 
 fn print_resumed(answer: &Value) {
+    let local = Local::new();
     say(format_args!("resumed {}", printable(&cell(answer, "task_id"))));
     let skipped = &answer["skipped"];
     if skipped.is_object() {
-        let [count, from, to] = ["count", "from", "to"].map(|field| printable(&cell(skipped, field)));
-        say(format_args!("not made up: {count} from {from} to {to}"));
+        let [from, to] = ["from", "to"].map(|field| printable(&local.cell(skipped, field)));
+        say(format_args!("not made up: {} from {from} to {to}", printable(&cell(skipped, "count"))));
     }
-    let starts: Vec<String> = list(answer, "starts").iter().map(|at| printable(&shown(at))).collect();
+    let starts: Vec<String> = list(answer, "starts").iter().map(|at| printable(&local.shown(at))).collect();
     if !starts.is_empty() {
         say(format_args!("will start: {}", starts.join(", ")));
     }
