@@ -11,6 +11,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+use crate::api::nats::NatsDoor;
 use crate::bus::nats::{NatsBus, NatsConfig};
 use crate::loops::clock::{self, SystemClock};
 use crate::loops::lead::{self, Candidate};
@@ -41,6 +42,7 @@ pub struct Node {
     bus: Arc<dyn Bus>,
     lead: JoinHandle<()>,
     http: JoinHandle<std::io::Result<()>>,
+    door: NatsDoor,
     clock: JoinHandle<()>,
     stop: CancellationToken,
     stop_http: CancellationToken,
@@ -70,7 +72,9 @@ impl Node {
         let database_id = store.database_id().await?;
 
         let prefix = options.nats.prefix.clone();
-        let bus: Arc<dyn Bus> = NatsBus::connect(options.nats.clone()).await?;
+        let nats = NatsBus::connect(options.nats.clone()).await?;
+        let client = nats.client();
+        let bus: Arc<dyn Bus> = nats;
         bus.prepare(database_id).await?;
 
         let instance = Uuid::new_v4();
@@ -102,13 +106,14 @@ impl Node {
         if let Some(handle) = metrics.clone() {
             tokio::spawn(crate::metrics::keep_up(handle));
         }
+        let door = NatsDoor::open(client, prefix.clone(), service.clone()).await.context("serve the API over NATS")?;
         let router = crate::api::http::router(service, metrics, stop_http.clone());
         let http = tokio::spawn(crate::api::http::serve(listener, router, stop_http.clone()));
 
         let cx = Context { store: store.clone(), bus: bus.clone(), clock, prefix, settings: options.settings, epoch };
         let lead = tokio::spawn(lead::run(cx, candidate, stop.clone()));
         tracing::info!(node_id = options.node_id, %http_addr, %database_id, "node started");
-        Ok(Self { http_addr, store, bus, lead, http, clock: measuring, stop, stop_http, _serving: told })
+        Ok(Self { http_addr, store, bus, lead, http, door, clock: measuring, stop, stop_http, _serving: told })
     }
 
     /// Where the API listens.
@@ -134,7 +139,7 @@ impl Node {
     /// # Errors
     /// When the API ended by itself.
     pub async fn wait(self) -> anyhow::Result<()> {
-        let Self { lead, mut http, clock, stop, stop_http, .. } = self;
+        let Self { lead, mut http, door, clock, stop, stop_http, .. } = self;
         tokio::select! {
             () = stop.cancelled() => {}
             ended = &mut http => {
@@ -146,7 +151,7 @@ impl Node {
         }
         let _ = lead.await;
         stop_http.cancel();
-        let _ = tokio::time::timeout(DRAIN_HTTP, http).await;
+        let _ = tokio::join!(tokio::time::timeout(DRAIN_HTTP, http), door.close());
         let _ = clock.await;
         Ok(())
     }

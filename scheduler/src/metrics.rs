@@ -67,6 +67,7 @@ metrics! {
     FLUSH_RUNS = Histogram "ax_flush_runs" Count "Runs written by one flush.";
     SQL = Histogram "ax_sql_seconds" Seconds "Time of database operations, by op.";
     NATS = Histogram "ax_nats_seconds" Seconds "Time of NATS requests, by op.";
+    NATS_REQUESTS = Counter "ax_nats_requests_total" Count "Requests to the API over NATS, by operation and status.";
     HTTP_REQUESTS = Counter "ax_http_requests_total" Count "HTTP requests, by route and status.";
 }
 

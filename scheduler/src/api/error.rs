@@ -128,6 +128,18 @@ impl ApiError {
         }
     }
 
+    /// Logs what an operator must hear of: whatever is behind ax or inside of it, with its cause, which is not told.
+    pub(crate) fn log(&self) {
+        match self {
+            Self::Unavailable { what, source } => {
+                let cause = source.as_ref().map(|cause| format!("{cause:#}"));
+                tracing::warn!(what, cause, "a request was answered 503");
+            }
+            Self::Internal(detail) => tracing::error!(detail, "a request was answered 500"),
+            _ => {}
+        }
+    }
+
     /// After how many seconds the same request may succeed, where waiting may help.
     #[must_use]
     pub fn retry_after_s(&self) -> Option<u32> {

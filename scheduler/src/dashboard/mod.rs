@@ -76,7 +76,7 @@ fn respond<P: askama::Template>(frame: &Frame, page: Result<P, ApiError>) -> Res
     let (status, html) = match page {
         Ok(page) => (StatusCode::OK, page.render()),
         Err(error) => {
-            crate::api::http::log(&error);
+            error.log();
             let status = StatusCode::from_u16(error.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
             (status, askama::Template::render(&ProblemPage::of(frame, &error.problem())))
         }

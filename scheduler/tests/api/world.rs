@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use ax_scheduler::api::http;
-use ax_scheduler::api::service::{Caller, Service, Settings};
+use ax_scheduler::api::service::{Caller, Role, Service, Settings};
 use ax_scheduler::bus::nats::{NatsBus, NatsConfig};
 use ax_scheduler::ports::{Bus, Clock, Store};
 use ax_scheduler::store::memory::Memory;
@@ -94,7 +94,7 @@ pub(crate) fn service(store: Arc<dyn Store>, bus: Arc<dyn Bus>, clock: Arc<dyn C
 }
 
 pub(crate) fn caller() -> Caller {
-    Caller { actor: "test".into() }
+    Caller { actor: "test".into(), role: Role::Admin }
 }
 
 impl World {

@@ -1,8 +1,9 @@
 //! What holds for every request: where it may come from, how long it may take, how it is counted.
 
-use std::time::{Duration, Instant};
+use std::net::SocketAddr;
+use std::time::Instant;
 
-use axum::extract::{MatchedPath, Request};
+use axum::extract::{ConnectInfo, MatchedPath, Request};
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, Method, Uri, header};
 use axum::middleware::Next;
@@ -10,17 +11,21 @@ use axum::response::{IntoResponse, Response};
 
 use super::problem::HttpError;
 use crate::api::ApiError;
+use crate::api::operation::PATIENCE;
+use crate::api::service::{Caller, Role};
 use crate::metrics as names;
 
-/// How long a request may take before it is given up; nothing here waits for a worker.
-const PATIENCE: Duration = Duration::from_secs(30);
-
 /// Checks, bounds and counts a request.
-pub(super) async fn guard(request: Request, next: Next) -> Response {
+pub(super) async fn guard(mut request: Request, next: Next) -> Response {
     let begun = Instant::now();
     let route = request.extensions().get::<MatchedPath>().map_or("none", MatchedPath::as_str).to_owned();
     let method = request.method().clone();
     let path = request.uri().path().to_owned();
+    let actor = match request.extensions().get::<ConnectInfo<SocketAddr>>() {
+        Some(ConnectInfo(addr)) => addr.ip().to_string(),
+        None => "unknown".to_owned(),
+    };
+    request.extensions_mut().insert(Caller { actor, role: Role::Admin });
     let response = match check_origin(request.uri(), request.headers()) {
         Err(refused) => HttpError(refused).into_response(),
         Ok(()) => match tokio::time::timeout(PATIENCE, next.run(request)).await {

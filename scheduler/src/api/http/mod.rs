@@ -21,14 +21,13 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use self::problem::{HttpError, log};
+pub(crate) use self::problem::HttpError;
 pub(crate) use self::request::Params;
 use super::ApiError;
+pub use super::operation::MAX_BODY_BYTES;
 use super::service::Service;
 use crate::dashboard;
 
-/// The largest body of a request, in bytes.
-pub const MAX_BODY_BYTES: usize = 16 * 1024 * 1024;
 /// How long connections that are busy may go on after a shutdown began.
 const DRAIN: Duration = Duration::from_secs(5);
 

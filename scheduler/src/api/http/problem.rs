@@ -5,7 +5,7 @@ use axum::response::{IntoResponse, Response};
 
 use crate::api::ApiError;
 
-/// A refusal on its way out. Whatever is behind ax or inside of it is logged with its cause, which is not told.
+/// A refusal on its way out.
 #[derive(Debug)]
 pub(crate) struct HttpError(pub(crate) ApiError);
 
@@ -17,7 +17,7 @@ impl<E: Into<ApiError>> From<E> for HttpError {
 
 impl IntoResponse for HttpError {
     fn into_response(self) -> Response {
-        log(&self.0);
+        self.0.log();
         let problem = self.0.problem();
         let status = StatusCode::from_u16(problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let body = serde_json::to_vec(&problem).unwrap_or_default();
@@ -26,17 +26,5 @@ impl IntoResponse for HttpError {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
         response
-    }
-}
-
-/// Logs what an operator must hear of.
-pub(crate) fn log(error: &ApiError) {
-    match error {
-        ApiError::Unavailable { what, source } => {
-            let cause = source.as_ref().map(|cause| format!("{cause:#}"));
-            tracing::warn!(what, cause, "a request was answered 503");
-        }
-        ApiError::Internal(detail) => tracing::error!(detail, "a request was answered 500"),
-        _ => {}
     }
 }
