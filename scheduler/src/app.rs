@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::api::nats::NatsDoor;
+use crate::api::tokens::Tokens;
 use crate::bus::nats::{NatsBus, NatsConfig};
 use crate::loops::clock::{self, SystemClock};
 use crate::loops::lead::{self, Candidate};
@@ -27,7 +28,7 @@ pub struct NodeOptions {
     pub database_url: String,
     /// NATS, with the prefix and the lifetime of the lease.
     pub nats: NatsConfig,
-    /// Address of the HTTP API; port 0 takes a free one.
+    /// Address of the HTTP API; port 0 takes a free one. Anything but loopback takes tokens in the database.
     pub http_addr: SocketAddr,
     /// Whether definitions that leave important fields to their defaults are refused.
     pub strict: bool,
@@ -70,6 +71,9 @@ impl Node {
             tracing::info!(steps = applied.join(", "), "the database's schema was brought up to date");
         }
         let database_id = store.database_id().await?;
+        let clock = Arc::new(SystemClock::new());
+        let tokens = Arc::new(Tokens::read(store.clone(), clock.clone()).await?);
+        let access = crate::api::http::admit(http_addr, tokens.clone())?;
 
         let prefix = options.nats.prefix.clone();
         let nats = NatsBus::connect(options.nats.clone()).await?;
@@ -80,7 +84,6 @@ impl Node {
         let instance = Uuid::new_v4();
         let serving = join(&bus, &options, instance).await?;
 
-        let clock = Arc::new(SystemClock::new());
         clock::measure_first(&clock, &store).await.context("measure the offset to the database's clock")?;
         let measuring = tokio::spawn(clock::run(clock.clone(), store.clone(), stop.child_token()));
 
@@ -107,7 +110,8 @@ impl Node {
             tokio::spawn(crate::metrics::keep_up(handle));
         }
         let door = NatsDoor::open(client, prefix.clone(), service.clone()).await.context("serve the API over NATS")?;
-        let router = crate::api::http::router(service, metrics, stop_http.clone());
+        let router = crate::api::http::router(service, access, metrics, stop_http.clone());
+        tokio::spawn(tokens.keep_up(stop_http.clone()));
         let http = tokio::spawn(crate::api::http::serve(listener, router, stop_http.clone()));
 
         let cx = Context { store: store.clone(), bus: bus.clone(), clock, prefix, settings: options.settings, epoch };

@@ -58,7 +58,7 @@ pub struct Layer {
     /// Database: postgres://… or sqlite://PATH [default: sqlite://.ax/ax.db]
     #[arg(long, env = "AX_DATABASE_URL", value_name = "URL", hide_env_values = true)]
     pub database_url: Option<String>,
-    /// Address of the HTTP API, loopback only; port 0 takes a free one [default: 127.0.0.1:8420]
+    /// Address of the HTTP API; other than loopback it takes a token, see `ax token`; port 0 takes a free one [default: 127.0.0.1:8420]
     #[arg(long, env = "AX_HTTP_ADDR", value_name = "ADDR")]
     pub http_addr: Option<String>,
     /// Name of this node, unique among those that run [default: the host's name]

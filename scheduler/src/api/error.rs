@@ -11,7 +11,15 @@ pub enum ApiError {
     /// It cannot be read at all.
     #[error("{0}")]
     Malformed(String),
-    /// It comes from a page of another site.
+    /// It shows no token, or one that does not count.
+    #[error("{detail}")]
+    Unauthorized {
+        /// Why not.
+        detail: String,
+        /// Whether a token was shown.
+        shown: bool,
+    },
+    /// The caller's role does not allow it, or it comes from a page of another site.
     #[error("{0}")]
     Forbidden(String),
     /// What it names does not exist.
@@ -90,6 +98,7 @@ impl ApiError {
     pub fn status(&self) -> u16 {
         match self {
             Self::Malformed(_) => 400,
+            Self::Unauthorized { .. } => 401,
             Self::Forbidden(_) => 403,
             Self::NotFound(_) => 404,
             Self::MethodNotAllowed(_) => 405,
@@ -110,6 +119,7 @@ impl ApiError {
         };
         let title = match self {
             Self::Malformed(_) => "malformed request",
+            Self::Unauthorized { .. } => "unauthorized",
             Self::Forbidden(_) => "forbidden",
             Self::NotFound(_) => "not found",
             Self::MethodNotAllowed(_) => "method not allowed",

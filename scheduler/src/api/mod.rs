@@ -10,6 +10,7 @@ pub mod http;
 pub mod nats;
 pub mod operation;
 pub mod service;
+pub mod tokens;
 pub mod view;
 
 pub use error::{ApiError, Problem};

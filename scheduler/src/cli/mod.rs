@@ -9,6 +9,7 @@ mod output;
 mod run;
 mod server;
 mod task;
+mod token;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -53,6 +54,8 @@ enum Command {
     Server(server::ServerArgs),
     #[command(flatten)]
     Ask(Ask),
+    /// Make, list and revoke the tokens that callers show
+    Token(token::TokenArgs),
     /// Bring the database's schema up to date, without starting anything
     Migrate(server::MigrateArgs),
     /// Show the effective configuration of a server, secrets hidden
@@ -109,6 +112,7 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> ExitCode {
     let done = match cli.command {
         Command::Dev(args) => server::dev(args, file, stop).await,
         Command::Server(args) => server::server(args, file, stop).await,
+        Command::Token(args) => token::token(args, file).await,
         Command::Migrate(args) => server::migrate(args, file).await,
         Command::Config(args) => server::config(args, file),
         Command::Version => {

@@ -32,11 +32,12 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
 use uuid::Uuid;
 
 use super::columns::{
-    RunColumns, SignalColumns, TaskColumns, at, folded, signed, status_word, task_ids, text, unsigned,
+    RunColumns, SignalColumns, TaskColumns, TokenColumns, at, folded, signed, status_word, task_ids, text, unsigned,
 };
 use super::{SHARD, queries};
 use crate::core::definitions::{AuditEntry, DefinitionView, TaskRow};
 use crate::core::run::{Attempt, Run, Signal};
+use crate::core::token::Token;
 use crate::ports::{
     Batch, DecideChange, EventsPosition, Planned, RunFilter, ShardState, Store, StoreError, TaskFilter, TaskHistory,
     Watermark,
@@ -458,6 +459,57 @@ impl Store for Postgres {
             let attempts = rows::attempts(session.connection(), &[id]).await?;
             session.commit().await?;
             Ok(run.map(RunColumns::into_run).transpose()?.map(|run| (run, attempts)))
+        })
+        .await
+    }
+
+    async fn tokens(&self) -> Result<Vec<Token>, StoreError> {
+        within(CALL, async {
+            let mut session = Session::open(&self.api).await?;
+            let found: Vec<TokenColumns> = sqlx::query_as(queries::TOKENS).fetch_all(session.connection()).await?;
+            session.done();
+            found.into_iter().map(TokenColumns::into_token).collect()
+        })
+        .await
+    }
+
+    async fn add_token(&self, token: &Token, audit: &AuditEntry) -> Result<bool, StoreError> {
+        within(CALL, async {
+            let mut session = Session::begin(&self.api, BEGIN).await?;
+            let added = sqlx::query(queries::ADD_TOKEN)
+                .bind(token.hash.as_slice())
+                .bind(&token.name)
+                .bind(token.role.as_str())
+                .bind(token.created_at.as_millis())
+                .bind(token.expires_at.map(Timestamp::as_millis))
+                .execute(session.connection())
+                .await?;
+            if added.rows_affected() == 0 {
+                session.rollback().await?;
+                return Ok(false);
+            }
+            rows::insert_audit(session.connection(), std::slice::from_ref(audit)).await?;
+            session.commit().await?;
+            Ok(true)
+        })
+        .await
+    }
+
+    async fn revoke_token(&self, name: &str, audit: &AuditEntry) -> Result<bool, StoreError> {
+        within(CALL, async {
+            let mut session = Session::begin(&self.api, BEGIN).await?;
+            let revoked = sqlx::query(queries::REVOKE_TOKEN)
+                .bind(name)
+                .bind(audit.at.as_millis())
+                .execute(session.connection())
+                .await?;
+            if revoked.rows_affected() == 0 {
+                session.rollback().await?;
+                return Ok(false);
+            }
+            rows::insert_audit(session.connection(), std::slice::from_ref(audit)).await?;
+            session.commit().await?;
+            Ok(true)
         })
         .await
     }

@@ -22,9 +22,17 @@ impl IntoResponse for HttpError {
         let status = StatusCode::from_u16(problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let body = serde_json::to_vec(&problem).unwrap_or_default();
         let mut response = (status, [(header::CONTENT_TYPE, "application/problem+json")], body).into_response();
+        if let ApiError::Unauthorized { shown, .. } = &self.0 {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, challenge(*shown));
+        }
         if let Some(seconds) = self.0.retry_after_s() {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
         response
     }
+}
+
+/// What a 401 asks for (RFC 6750, section 3): without a token that was shown there is no error to name.
+pub(crate) fn challenge(shown: bool) -> HeaderValue {
+    HeaderValue::from_static(if shown { "Bearer realm=\"ax\", error=\"invalid_token\"" } else { "Bearer realm=\"ax\"" })
 }

@@ -13,7 +13,7 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ax_shared::{Prefix, RunId, Timestamp};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use uuid::{ContextV7, NoContext, Uuid};
 
 pub use self::fires::{PreviewRequest, UpcomingRequest};
@@ -21,6 +21,7 @@ pub use self::runs::ListRuns;
 pub use self::tasks::{ApplyOptions, Expected, ListTasks};
 use super::ApiError;
 use super::fields::Fields;
+pub use crate::core::token::Role;
 use crate::ports::{Bus, Clock, Hint, Store};
 
 /// Entries of a page when the request does not say.
@@ -37,36 +38,6 @@ pub struct Settings {
     pub prefix: Prefix,
     /// Whether definitions that leave fields to a default which deserves a decision are refused.
     pub strict: bool,
-}
-
-/// What a caller may do; each role may all that those before it may.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Role {
-    /// Sees everything.
-    Viewer,
-    /// Starts, pauses and resumes what is defined.
-    Operator,
-    /// Defines tasks.
-    Admin,
-}
-
-impl Role {
-    /// The role as a word.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Viewer => "viewer",
-            Self::Operator => "operator",
-            Self::Admin => "admin",
-        }
-    }
-
-    /// Reads a role.
-    #[must_use]
-    pub fn parse(word: &str) -> Option<Self> {
-        [Self::Viewer, Self::Operator, Self::Admin].into_iter().find(|role| role.as_str() == word)
-    }
 }
 
 /// Who asks.
