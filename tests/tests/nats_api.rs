@@ -241,10 +241,11 @@ async fn any_node_answers_and_one_that_stops_leaves_no_request_behind() -> Resul
     .await?;
 
     // Requests go on while a node stops: each of them is answered.
+    let request = json!({"task_id": "a"});
     let asking = async {
         let mut answered = 0;
         while answered < 400 {
-            let batch = (0..8).map(|_| done(&client, "task.get", &json!({"task_id": "a"})));
+            let batch = (0..8).map(|_| done(&client, "task.get", &request));
             answered += futures::future::try_join_all(batch).await?.len();
         }
         Ok(answered)
