@@ -113,15 +113,17 @@ async fn publish(term: &Arc<Term>, publisher: &Arc<dyn Publisher>) -> Option<End
 
 fn answered(term: &Term, run_id: RunId, answer: Result<PubAck, PublishError>, told: Option<Publishing>) {
     let now = term.cx.clock.now();
+    let mut shard = term.shard();
     if let Some(told) = told {
+        // A worker may have ended the run before the answer was here; no part of a run outlasts it.
+        let at = shard.run(run_id).and_then(|run| run.finished_at).map_or(now, |ended| ended.min(now));
         match &answer {
-            Ok(_) => term.cx.traces.published(told, now, None),
-            Err(PublishError::Refused(why)) => term.cx.traces.published(told, now, Some(why)),
+            Ok(_) => term.cx.traces.published(told, at, None),
+            Err(PublishError::Refused(why)) => term.cx.traces.published(told, at, Some(why)),
             // It is published again, under the same span id.
             Err(PublishError::Transient(_) | PublishError::Closed) => {}
         }
     }
-    let mut shard = term.shard();
     let result = match answer {
         Ok(ack) => {
             die_at("publish.acked");
