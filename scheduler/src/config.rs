@@ -59,7 +59,7 @@ pub struct Layer {
     /// Database: postgres://… or sqlite://PATH [default: sqlite://.ax/ax.db]
     #[arg(long, env = "AX_DATABASE_URL", value_name = "URL", hide_env_values = true)]
     pub database_url: Option<String>,
-    /// Address of the HTTP API, loopback only; port 0 takes a free one [default: 127.0.0.1:8420]
+    /// Address of the HTTP API; other than loopback it takes a token, see `ax token`; port 0 takes a free one [default: 127.0.0.1:8420]
     #[arg(long, env = "AX_HTTP_ADDR", value_name = "ADDR")]
     pub http_addr: Option<String>,
     /// Name of this node, unique among those that run [default: the host's name]
@@ -197,6 +197,9 @@ impl ServerConfig {
         }
         let database_given = layer.database_url.is_some();
         let database_url = layer.database_url.unwrap_or_else(|| "sqlite://.ax/ax.db".into());
+        if !["postgres:", "postgresql:", "sqlite:"].iter().any(|scheme| database_url.starts_with(scheme)) {
+            return Err(refuse("database_url", database_url, "must be postgres://USER@HOST/DATABASE or sqlite://PATH"));
+        }
         let http = layer.http_addr.unwrap_or_else(|| "127.0.0.1:8420".into());
         let http_addr = http
             .replace("localhost:", "127.0.0.1:")
@@ -383,6 +386,7 @@ mod tests {
             ("log_format", "xml", "text or json"),
             ("nats_url", " , ", "at least one"),
             ("nats_url", "http://localhost", "must begin with nats://"),
+            ("database_url", "mysql://ax:secret@localhost/ax", "sqlite://PATH"),
         ] {
             let e = ServerConfig::new(layer(key, value)).unwrap_err().to_string();
             assert!(e.starts_with(key) && e.contains(rule), "{e}");

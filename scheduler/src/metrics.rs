@@ -72,6 +72,7 @@ metrics! {
     FLUSH_RUNS = Histogram "ax_flush_runs" Count [] "Runs written by one flush.";
     SQL = Histogram "ax_sql_seconds" Seconds ["op", "db"] "Time of database operations, by op.";
     NATS = Histogram "ax_nats_seconds" Seconds ["op"] "Time of NATS requests, by op.";
+    NATS_REQUESTS = Counter "ax_nats_requests_total" Count ["operation", "status"] "Requests to the API over NATS, by operation and status.";
     HTTP_REQUESTS = Counter "ax_http_requests_total" Count ["route", "status"] "HTTP requests, by route and status.";
     SPANS_EXPORTED = Counter "ax_spans_exported_total" Count [] "Spans that the receiver of traces took.";
     SPANS_DROPPED = Counter "ax_spans_dropped_total" Count ["reason"] "Spans that were not exported, by reason: queue_full, not_taken.";

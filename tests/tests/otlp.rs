@@ -271,8 +271,7 @@ async fn a_run_that_outlives_its_leader_is_still_one_trace() -> Result<()> {
     let trace = receiver.run(&run_id, SOON).await?;
     trace.check()?;
     ensure!(trace.names() == ["attempt", "plan", "publish", "run"], "{:?}", trace.names());
-    let senders =
-        ["publish", "run"].iter().map(|name| trace.one(name).map(|got| got.resource("service.instance.id")));
+    let senders = ["publish", "run"].iter().map(|name| trace.one(name).map(|got| got.resource("service.instance.id")));
     let senders = senders.collect::<Result<Vec<_>>>()?;
     ensure!(senders == [Some("n1".to_owned()), Some("n2".to_owned())], "{senders:?}");
     ensure!(traceparent(&message)?.contains(&trace.one("publish")?.span_id()), "the worker has another parent");

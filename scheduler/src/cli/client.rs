@@ -25,7 +25,7 @@ pub(super) struct ClientArgs {
     /// Where the API of a node is [default: http://127.0.0.1:8420]
     #[arg(long, env = "AX_API_URL", value_name = "URL", hide_env_values = true, global = true)]
     api_url: Option<String>,
-    /// Bearer token
+    /// Bearer token; better in AX_TOKEN, since other users of this machine can see the arguments of a program
     #[arg(long, env = "AX_TOKEN", value_name = "TOKEN", hide_env_values = true, global = true)]
     token: Option<String>,
     /// Print what the server answered, as it is
@@ -63,13 +63,22 @@ impl std::error::Error for Refusal {}
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", printable(&self.title), printable(&self.detail))?;
-        for error in &self.errors {
+        // The detail of a refusal for one reason is that reason.
+        let told = |error: &&FieldError| self.errors.len() == 1 && self.detail == in_one_line(error);
+        for error in self.errors.iter().filter(|error| !told(error)) {
             match error.field.as_str() {
                 "" => write!(f, "\n  {}", printable(&error.message))?,
                 field => write!(f, "\n  {}: {}", printable(field), printable(&error.message))?,
             }
         }
         Ok(())
+    }
+}
+
+fn in_one_line(error: &FieldError) -> String {
+    match error.field.as_str() {
+        "" => error.message.clone(),
+        field => format!("{field}: {}", error.message),
     }
 }
 
@@ -198,6 +207,14 @@ impl Client {
         Failure { code: UNREACHABLE, error }
     }
 
+    /// What somebody does who is not let in.
+    fn remedy(&self) -> &'static str {
+        match self.token {
+            None => "for ax: AX_TOKEN or --token (`ax token create` makes one, where the database is)",
+            Some(_) => "it came from --token, AX_TOKEN or ax.toml (`ax token create` makes another one)",
+        }
+    }
+
     fn refused(&self, status: StatusCode, body: &str) -> Failure {
         let code = match status {
             StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT => UNREACHABLE,
@@ -208,7 +225,11 @@ impl Client {
                 if self.json {
                     say(body);
                 }
-                Failure { code, error: Refusal::from(problem).into() }
+                let mut refusal = Refusal::from(problem);
+                if status == StatusCode::UNAUTHORIZED {
+                    refusal.detail = format!("{}; {}", refusal.detail, self.remedy());
+                }
+                Failure { code, error: refusal.into() }
             }
             Err(_) => Failure { code, error: anyhow::anyhow!("{} answered {status}, not as ax does", self.shown()) },
         }

@@ -2,6 +2,7 @@
 
 mod apply;
 mod client;
+mod health;
 mod input;
 mod next;
 mod nodes;
@@ -9,6 +10,7 @@ mod output;
 mod run;
 mod server;
 mod task;
+mod token;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -48,11 +50,18 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run everything on one machine: a private nats-server, SQLite, the scheduler, its API and page
+    #[command(
+        mut_arg("nats_url", |arg| arg.help("NATS to use instead of a private nats-server")),
+        mut_arg("database_url", |arg| arg.help("Database [default: ax.db in the folder of --dir]")),
+        mut_arg("log", |arg| arg.help("What is logged beside the live view, e.g. info or info,ax::run=warn [default: warn]"))
+    )]
     Dev(server::DevArgs),
     /// Run a scheduler node
     Server(server::ServerArgs),
     #[command(flatten)]
     Ask(Ask),
+    /// Make, list and revoke the tokens that callers show
+    Token(token::TokenArgs),
     /// Bring the database's schema up to date, without starting anything
     Migrate(server::MigrateArgs),
     /// Show the effective configuration of a server, secrets hidden
@@ -78,6 +87,8 @@ enum Ask {
     Enqueue(task::EnqueueArgs),
     /// Show the scheduler nodes that answer
     Nodes(nodes::NodesArgs),
+    /// Ask the node on this machine whether it is ready, as a container's health check does
+    Health(health::HealthArgs),
 }
 
 /// Why a command ended without doing its work, with the exit code that says so.
@@ -109,6 +120,7 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> ExitCode {
     let done = match cli.command {
         Command::Dev(args) => server::dev(args, file, stop).await,
         Command::Server(args) => server::server(args, file, stop).await,
+        Command::Token(args) => token::token(args, file).await,
         Command::Migrate(args) => server::migrate(args, file).await,
         Command::Config(args) => server::config(args, file),
         Command::Version => {
@@ -137,6 +149,7 @@ impl Ask {
             Self::Upcoming(args) => next::upcoming(args, file).await,
             Self::Enqueue(args) => task::enqueue(args, file).await,
             Self::Nodes(args) => nodes::nodes(args, file).await,
+            Self::Health(args) => health::health(args, file).await,
         }
     }
 }

@@ -7,4 +7,5 @@ mod runs;
 mod schedules;
 mod tasks;
 mod together;
+mod tokens;
 mod world;

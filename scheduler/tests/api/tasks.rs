@@ -161,7 +161,7 @@ async fn what_is_left_to_a_default_is_warned_about_or_refused() -> Result<()> {
     let strict = world.post("/apply?strict=true", bare.clone()).await?.refused(422);
     assert_eq!(strict.rules(), fields.map(|field| (field, "required")));
 
-    let strict_world = World::with(true).await?;
+    let strict_world = World::with(true, true).await?;
     strict_world.post("/apply", bare).await?.refused(422);
     strict_world.put("a", json!({"executor_group": "g"})).await?.refused(422);
     strict_world.put("a", task("a", json!({}))).await?.is(201);

@@ -157,7 +157,7 @@ fn refusal(shown: &str, error: &ConnectError) -> BusError {
             BusError::Refused(format!("{shown} refused the credentials: {cause}"))
         }
         ConnectErrorKind::ServerParse => BusError::Refused(format!("{shown} is not an address of NATS: {cause}")),
-        _ => BusError::Unavailable(format!("cannot connect to {shown}: {cause}")),
+        _ => BusError::Unavailable(format!("cannot connect to {shown}: {cause} (AX_NATS_URL says where it is)")),
     }
 }
 
@@ -250,6 +250,13 @@ mod tests {
         for bad in ["2.9.10", "2.10.29", "2.11.8", "2.12.8", "2.13.0", "2.13.9", "2.14.0", "", "dev"] {
             assert!(!version_is_supported(bad), "{bad}");
         }
+    }
+
+    #[test]
+    fn the_server_of_the_compose_file_is_one_of_them() {
+        let compose = include_str!("../../../../docker-compose.yml");
+        let tag = compose.split_once("image: nats:").and_then(|(_, rest)| rest.split(['-', '\n']).next());
+        assert!(tag.is_some_and(|tag| tag.split('.').count() == 3 && version_is_supported(tag)), "{tag:?}");
     }
 
     #[test]

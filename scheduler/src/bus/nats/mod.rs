@@ -96,6 +96,12 @@ impl NatsBus {
         bus.check_server().await?;
         Ok(Arc::new(bus))
     }
+
+    /// The connection, for a door that is no part of the bus.
+    #[must_use]
+    pub fn client(&self) -> async_nats::Client {
+        self.api.client().clone()
+    }
 }
 
 #[async_trait]
