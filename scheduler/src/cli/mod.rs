@@ -2,6 +2,7 @@
 
 mod apply;
 mod client;
+mod health;
 mod input;
 mod next;
 mod nodes;
@@ -86,6 +87,8 @@ enum Ask {
     Enqueue(task::EnqueueArgs),
     /// Show the scheduler nodes that answer
     Nodes(nodes::NodesArgs),
+    /// Ask the node on this machine whether it is ready, as a container's health check does
+    Health(health::HealthArgs),
 }
 
 /// Why a command ended without doing its work, with the exit code that says so.
@@ -146,6 +149,7 @@ impl Ask {
             Self::Upcoming(args) => next::upcoming(args, file).await,
             Self::Enqueue(args) => task::enqueue(args, file).await,
             Self::Nodes(args) => nodes::nodes(args, file).await,
+            Self::Health(args) => health::health(args, file).await,
         }
     }
 }
