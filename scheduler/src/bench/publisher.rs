@@ -73,7 +73,9 @@ pub async fn run(options: PublisherOptions, stop: CancellationToken) -> anyhow::
     let (sent, mut acks) = unbounded_channel();
     let runtime = tokio::runtime::Handle::current();
     let prefix = options.prefix;
-    let thread = std::thread::spawn(move || publish(&runtime, &jetstream, load, window, &prefix, &sent));
+    // The connection ends with its last handle, so it must outlive the thread: what it has sent is still to be answered.
+    let publishing = jetstream.clone();
+    let thread = std::thread::spawn(move || publish(&runtime, &publishing, load, window, &prefix, &sent));
     let acks = futures::stream::poll_fn(move |cx| acks.poll_recv(cx));
     let mut told = Published::default();
     let mut answers = acks.map(IntoFuture::into_future).buffer_unordered(IN_FLIGHT);
@@ -93,6 +95,7 @@ pub async fn run(options: PublisherOptions, stop: CancellationToken) -> anyhow::
     told.woken_ms = woken.percentiles();
     super::say(format_args!("{PUBLISHED}{}", serde_json::to_string(&told)?));
     stop.cancelled().await;
+    drop(jetstream);
     Ok(())
 }
 
