@@ -122,7 +122,8 @@ async fn start_publisher(
         "--to",
         &text(window.to_s),
     ];
-    parts.start_part(&format!("{name} publisher"), &arguments).await
+    let started = parts.start_part(&format!("{name} publisher"), &arguments).await?;
+    Ok(super::usage::Watched { name: "publisher".into(), ..started })
 }
 
 /// Waits until every message was acknowledged: a work queue that is empty.
