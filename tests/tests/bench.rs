@@ -16,6 +16,9 @@ use sqlx::{Connection, PgConnection};
 /// A debug build beside other tests on two cores.
 const LIMIT: Duration = Duration::from_secs(180);
 
+/// How a report begins.
+const REPORT: &str = r#"{"workload":"steady""#;
+
 fn start(folder: &Scratch, arguments: &[&str]) -> Result<Process> {
     let mut command = ax::command(folder.path())?;
     command.args(["bench", "steady", "--tasks", "100", "--warm-up", "4s", "--concurrency", "32"]).args(arguments);
@@ -32,7 +35,7 @@ async fn bench(arguments: &[&str]) -> Result<(ExitStatus, String)> {
     let written = process.output().clone();
     let complete = eventually(Deadline::seconds(5), "the report and the refusal are read", || async {
         let lines = written.lines();
-        let reported = !arguments.contains(&"--json") || lines.iter().any(|line| line.starts_with('{'));
+        let reported = !arguments.contains(&"--json") || lines.iter().any(|line| line.starts_with(REPORT));
         let refused = status.success() || lines.iter().any(|line| line.starts_with("ax: "));
         Ok((reported && refused).then(|| lines.join("\n")))
     });
@@ -41,7 +44,7 @@ async fn bench(arguments: &[&str]) -> Result<(ExitStatus, String)> {
 }
 
 fn report(output: &str) -> Result<Value> {
-    let line = output.lines().find(|line| line.starts_with('{')).with_context(|| output.to_owned())?;
+    let line = output.lines().find(|line| line.starts_with(REPORT)).with_context(|| output.to_owned())?;
     serde_json::from_str(line).with_context(|| line.to_owned())
 }
 

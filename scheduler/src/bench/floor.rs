@@ -45,7 +45,7 @@ pub(super) async fn measure(
 ) -> anyhow::Result<FloorReport> {
     progress.phase(&format!("{name}: plain JetStream, {} s", options.floor_length.as_secs()));
     let prefix = parts.names().floor.clone();
-    let jetstream = jetstream::new(ax_worker::connect(parts.nats_url()).await?);
+    let jetstream = jetstream::new(super::connect(parts.nats_url()).await?);
     let mut stream = make_stream(&jetstream, &prefix, options.load).await?;
     let mut meter = Meter::begin(&parts.lasting());
     let workers = crew::start(options, parts, &mut meter, name, &prefix, true).await?;

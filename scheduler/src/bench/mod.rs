@@ -46,6 +46,8 @@ use report::Report;
 use traffic::{Counted, Counts};
 use usage::Meter;
 
+use crate::bus::nats::NatsConfig;
+
 /// Counters are read this long before a stretch's first instant and its end, so that reading them disturbs neither.
 const ASIDE: Duration = Duration::from_millis(300);
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -229,6 +231,11 @@ async fn wait_until(parts: &mut Parts, progress: &mut Progress, at_us: i64, text
         progress.left(text, left);
         tokio::time::sleep(left.min(LOOK_EVERY)).await;
     }
+}
+
+/// Connects to NATS without the SDK.
+async fn connect(url: &str) -> anyhow::Result<async_nats::Client> {
+    Ok(NatsConfig { name: "ax bench".into(), ..NatsConfig::new(url) }.client().await?)
 }
 
 /// Tells whoever started this process.

@@ -66,7 +66,7 @@ pub(super) struct Published {
 pub async fn run(options: PublisherOptions, stop: CancellationToken) -> anyhow::Result<()> {
     let load = Load::new(options.tasks, options.period_s)?;
     let window = Window { from_s: options.from_s, to_s: options.to_s };
-    let client = ax_worker::connect(&options.nats_url).await?;
+    let client = super::connect(&options.nats_url).await?;
     let jetstream = ContextBuilder::new().timeout(PUBLISHED_WITHIN).build(client);
     super::say(READY);
 

@@ -5,7 +5,7 @@
 
 use std::io::{BufWriter, Write as _};
 use std::path::Path;
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -42,10 +42,21 @@ pub(super) fn since_1970() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
+/// Where receipts go.
+#[derive(Debug, Clone)]
+pub(super) struct Recording(Sender<Option<Receipt>>);
+
+impl Recording {
+    pub(super) fn add(&self, receipt: Receipt) {
+        // The writer ends by itself only when its disk fails, which the recorder tells in the end.
+        let _ = self.0.send(Some(receipt));
+    }
+}
+
 /// Writes receipts on a thread of its own, so that whoever receives does not wait for a disk.
 #[derive(Debug)]
 pub(super) struct Recorder {
-    receipts: Sender<Receipt>,
+    receipts: Recording,
     writer: JoinHandle<std::io::Result<()>>,
 }
 
@@ -54,17 +65,16 @@ impl Recorder {
         let file = std::fs::File::create(path).with_context(|| format!("make the record {}", path.display()))?;
         let (receipts, incoming) = channel();
         let writer = std::thread::spawn(move || write(BufWriter::new(file), &incoming));
-        Ok(Self { receipts, writer })
+        Ok(Self { receipts: Recording(receipts), writer })
     }
 
-    /// Where receipts go.
-    pub(super) fn sender(&self) -> Sender<Receipt> {
+    pub(super) fn recording(&self) -> Recording {
         self.receipts.clone()
     }
 
-    /// Writes what is left and the last line. Every other sender has to be gone by then.
+    /// Writes what was received by now and the last line.
     pub(super) fn finish(self) -> anyhow::Result<()> {
-        drop(self.receipts);
+        let _ = self.receipts.0.send(None);
         match self.writer.join() {
             Ok(written) => written.context("write the record"),
             Err(_) => bail!("the thread that writes the record panicked"),
@@ -72,17 +82,9 @@ impl Recorder {
     }
 }
 
-fn write(mut file: BufWriter<std::fs::File>, incoming: &Receiver<Receipt>) -> std::io::Result<()> {
+fn write(mut file: BufWriter<std::fs::File>, incoming: &Receiver<Option<Receipt>>) -> std::io::Result<()> {
     let mut lines = 0_u64;
-    loop {
-        let receipt = match incoming.try_recv() {
-            Ok(receipt) => receipt,
-            Err(TryRecvError::Disconnected) => break,
-            Err(TryRecvError::Empty) => match incoming.recv() {
-                Ok(receipt) => receipt,
-                Err(_) => break,
-            },
-        };
+    while let Ok(Some(receipt)) = incoming.recv() {
         let Receipt { task, trigger_time, run_id, attempt, received_us } = receipt;
         writeln!(file, "{task} {} {} {attempt} {received_us}", trigger_time.as_millis(), run_id.0.simple())?;
         lines += 1;
@@ -140,7 +142,7 @@ mod tests {
         };
         let recorder = Recorder::create(&path).unwrap();
         for task in 0..1000 {
-            recorder.sender().send(receipt(task)).unwrap();
+            recorder.recording().add(receipt(task));
         }
         recorder.finish().unwrap();
         assert_eq!(read(&path).unwrap(), (0..1000).map(receipt).collect::<Vec<_>>());

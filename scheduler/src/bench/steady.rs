@@ -37,7 +37,7 @@ pub(super) async fn measure(options: &Options, parts: &mut Parts, progress: &mut
     let machine = Machine::look();
     progress.phase("starting NATS and the database");
     parts.start(&options.wanted).await?;
-    let nats_version = ax_worker::connect(parts.nats_url()).await?.server_info().version;
+    let nats_version = super::connect(parts.nats_url()).await?.server_info().version;
     let versions = Versions::new(nats_version, parts.database()?.version().to_owned());
     let settings = Shown::new(options, parts)?;
 

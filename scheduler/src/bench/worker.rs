@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -19,7 +18,7 @@ use tokio_util::task::TaskTracker;
 
 use super::load::{GROUP, HANDLER, task_number, work};
 use super::parts::READY;
-use super::record::{Receipt, Recorder, now_us};
+use super::record::{Receipt, Recorder, Recording, now_us};
 
 /// How long runs may go on when the worker is asked to end: longer than any works.
 const GRACE: Duration = Duration::from_secs(5);
@@ -58,20 +57,18 @@ pub struct WorkerOptions {
 /// NATS does not answer, or the record cannot be written.
 pub async fn run(options: WorkerOptions, stop: CancellationToken) -> anyhow::Result<()> {
     let recorder = Recorder::create(&options.record)?;
-    let hands = Arc::new(Hands { receipts: recorder.sender(), seen: AtomicU64::new(0), fault: options.fault });
-    let client = ax_worker::connect(&options.nats_url).await?;
-    super::say(READY);
+    let hands = Arc::new(Hands { receipts: recorder.recording(), seen: AtomicU64::new(0), fault: options.fault });
     if options.plain {
-        plain(&options, client, hands, stop).await?;
+        plain(&options, hands, stop).await?;
     } else {
-        sdk(&options, client, hands, stop).await?;
+        sdk(&options, hands, stop).await?;
     }
     recorder.finish()
 }
 
 /// Where receipts go, and the fault that is planted.
 struct Hands {
-    receipts: Sender<Receipt>,
+    receipts: Recording,
     seen: AtomicU64,
     fault: Option<Fault>,
 }
@@ -88,18 +85,15 @@ impl Hands {
             _ => 1,
         };
         for _ in 0..copies {
-            let _ = self.receipts.send(receipt);
+            self.receipts.add(receipt);
         }
         copies > 0
     }
 }
 
-async fn sdk(
-    options: &WorkerOptions,
-    client: async_nats::Client,
-    hands: Arc<Hands>,
-    stop: CancellationToken,
-) -> anyhow::Result<()> {
+async fn sdk(options: &WorkerOptions, hands: Arc<Hands>, stop: CancellationToken) -> anyhow::Result<()> {
+    let client = ax_worker::connect(&options.nats_url).await?;
+    super::say(READY);
     let worker = Worker::builder(client, Group::new(GROUP)?)
         .prefix(options.prefix.clone())
         .concurrency(options.concurrency)
@@ -126,18 +120,15 @@ async fn sdk(
 }
 
 /// Pull, work, ack, with nothing else.
-async fn plain(
-    options: &WorkerOptions,
-    client: async_nats::Client,
-    hands: Arc<Hands>,
-    stop: CancellationToken,
-) -> anyhow::Result<()> {
+async fn plain(options: &WorkerOptions, hands: Arc<Hands>, stop: CancellationToken) -> anyhow::Result<()> {
+    let client = super::connect(&options.nats_url).await?;
     let consumer: PullConsumer = jetstream::new(client)
         .get_consumer_from_stream(super::floor::CONSUMER, options.prefix.triggers_stream())
         .await
         .map_err(|error| anyhow::anyhow!("find the floor's consumer: {error}"))?;
     let at_once = options.concurrency as usize;
     let mut messages = consumer.stream().max_messages_per_batch(at_once).messages().await.context("pull")?;
+    super::say(READY);
     let room = Arc::new(Semaphore::new(at_once));
     let runs = TaskTracker::new();
     loop {

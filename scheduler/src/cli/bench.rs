@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Failure, REFUSED, USAGE, say};
 use crate::bench::{Bench, Fault, PublisherOptions, Settings, WorkerOptions, run_publisher, run_worker};
+use crate::config::LogFormat;
 use crate::telemetry;
 
 /// `ax bench`.
@@ -123,7 +124,8 @@ pub(super) async fn bench(args: BenchArgs, stop: CancellationToken) -> Result<()
         fault: args.fault,
     })
     .map_err(|error| Failure { code: USAGE, error: error.into() })?;
-    telemetry::start("warn", None);
+    // Beside the progress, for people; the database's slowness is measured, not told.
+    telemetry::start("warn,sqlx=error", Some(LogFormat::Text));
     let mut faults = Vec::new();
     for _ in 0..args.repeat.max(1) {
         let measured = bench.steady(&stop).await?;

@@ -14,6 +14,7 @@ mod database;
 mod guard;
 mod postgres;
 
+use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -84,7 +85,8 @@ impl Parts {
                 self.names = Names { ax: prefix(&format!("b{id}"))?, floor: prefix(&format!("f{id}"))? };
             }
             None => {
-                let server = nats::Server::start_with(&self.folder().join("nats"), &MONITOR).await?;
+                let server = nats::Server::start_with(&self.folder().join("nats"), &MONITOR).await;
+                let server = server.context("start a private nats-server (--nats takes one that runs)")?;
                 if let Some(pid) = server.pid() {
                     self.guard.watch(pid);
                 }
@@ -126,9 +128,10 @@ impl Parts {
     }
 
     /// This program with arguments, seeing none of our own settings.
-    fn ax(&self, arguments: &[&str]) -> anyhow::Result<Command> {
-        let mut command = Command::new(std::env::current_exe().context("find this program")?);
-        command.args(arguments).current_dir(self.folder());
+    fn ax(&self, arguments: &[&str]) -> Command {
+        // The very program that runs, also when another build has taken the place of its file meanwhile.
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0("ax").args(arguments).current_dir(self.folder());
         for (name, _) in std::env::vars_os() {
             let name = name.to_string_lossy();
             if name.starts_with("AX_") || name.starts_with("OTEL_") {
@@ -136,12 +139,12 @@ impl Parts {
             }
         }
         command.env("AX_NATS_URL", &self.nats_url).env("AX_PREFIX", self.names.ax.as_str());
-        Ok(command)
+        command
     }
 
     /// Starts scheduler node number `number`; answers where its API is.
     pub(super) async fn start_node(&mut self, number: u32, log: &str) -> anyhow::Result<(Watched, String)> {
-        let mut command = self.ax(&["server"])?;
+        let mut command = self.ax(&["server"]);
         command
             .env("AX_DATABASE_URL", self.database()?.url())
             .env("AX_HTTP_ADDR", "127.0.0.1:0")
@@ -156,7 +159,7 @@ impl Parts {
 
     /// Starts a hidden part of this program and waits until it has connected.
     pub(super) async fn start_part(&mut self, name: &str, arguments: &[&str]) -> anyhow::Result<Watched> {
-        let mut child = Child::spawn(self, name, self.ax(arguments)?)?;
+        let mut child = Child::spawn(self, name, self.ax(arguments))?;
         child.line(READY, WORKER_START).await?;
         let watched = child.watched();
         self.children.push(child);
@@ -215,7 +218,7 @@ impl Parts {
 
 /// Removes what a run has made on a NATS that was there before.
 async fn remove_streams(url: &str, names: &Names) -> anyhow::Result<()> {
-    let jetstream = async_nats::jetstream::new(ax_worker::connect(url).await?);
+    let jetstream = async_nats::jetstream::new(crate::bench::connect(url).await?);
     let all: Vec<String> = jetstream.stream_names().try_collect().await.context("list the streams of NATS")?;
     for name in all.iter().filter(|name| [&names.ax, &names.floor].iter().any(|prefix| is_of(name, prefix))) {
         jetstream.delete_stream(name).await.with_context(|| format!("remove the stream {name}"))?;
