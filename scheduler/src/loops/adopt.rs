@@ -60,13 +60,13 @@ async fn definitions_as_new(term: &Arc<Term>) -> Result<(), EndOfTerm> {
             break shard.definitions_rev;
         }
     };
-    let mut loaded = term.definitions.subscribe();
-    if *loaded.borrow() < wanted {
+    if term.definitions.get() < wanted {
         term.wake.plan.notify_one();
     }
     tokio::select! {
+        biased;
         () = term.ended.cancelled() => Err(EndOfTerm::Stopped),
-        reached = loaded.wait_for(|rev| *rev >= wanted) => reached.map(|_| ()).map_err(|_| EndOfTerm::Stopped),
+        () = term.definitions.reached(wanted) => Ok(()),
     }
 }
 
@@ -76,6 +76,7 @@ pub(super) async fn hints(term: Arc<Term>) -> EndOfTerm {
         match term.cx.bus.hints().await {
             Ok(mut hints) => loop {
                 let hint = tokio::select! {
+                    biased;
                     () = term.ended.cancelled() => return EndOfTerm::Stopped,
                     hint = hints.next() => hint,
                 };

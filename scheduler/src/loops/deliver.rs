@@ -91,6 +91,7 @@ async fn publish(term: &Arc<Term>, publisher: &Arc<dyn Publisher>) -> Option<End
             return None;
         }
         tokio::select! {
+            biased;
             Some((run_id, answer, took)) = in_flight.next(), if !in_flight.is_empty() => {
                 // Neither a yes nor a no within its time: the connection has stalled. A new one begins with a look at
                 // the lease; this one must not send its buffer when it thaws.

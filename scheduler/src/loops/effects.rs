@@ -21,6 +21,7 @@ pub(super) async fn run(term: Arc<Term>, mut effects: mpsc::UnboundedReceiver<(E
     let slots = Arc::new(Semaphore::new(AT_ONCE));
     loop {
         let next = tokio::select! {
+            biased;
             () = term.ended.cancelled() => return EndOfTerm::Stopped,
             next = effects.recv() => next,
         };

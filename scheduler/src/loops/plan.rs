@@ -163,7 +163,7 @@ async fn reload(term: &Arc<Term>, seen_rev: u64) -> Result<Vec<TaskId>, EndOfTer
     if let Err(e) = made.await {
         tracing::warn!(error = %e, "consumers of changed tasks could not be made; the next sweep tries again");
     }
-    term.definitions.send_replace(rev);
+    term.definitions.set(rev);
     tracing::info!(rev, tasks = changed.len(), "definitions reloaded");
     Ok(changed)
 }

@@ -50,6 +50,7 @@ pub(super) async fn run(term: Arc<Term>, mut blocked: mpsc::UnboundedReceiver<Bl
     let slots = Arc::new(Semaphore::new(AT_ONCE));
     loop {
         let next = tokio::select! {
+            biased;
             () = term.ended.cancelled() => return EndOfTerm::Stopped,
             next = blocked.recv() => next,
         };
@@ -139,10 +140,9 @@ pub(super) async fn look(term: &Arc<Term>, run_id: RunId) -> Result<Finding, Bus
 
 /// Waits until AX_EVENTS has been applied through `seq`; false when that takes too long or the term ends.
 pub(super) async fn read_past(term: &Term, seq: u64) -> bool {
-    let mut applied = term.applied.subscribe();
-    let reached = async { applied.wait_for(|at| *at >= seq).await.is_ok() };
     tokio::select! {
+        biased;
         () = term.ended.cancelled() => false,
-        reached = tokio::time::timeout(CATCH_UP, reached) => reached.unwrap_or(false),
+        reached = tokio::time::timeout(CATCH_UP, term.applied.reached(seq)) => reached.is_ok(),
     }
 }

@@ -47,6 +47,7 @@ async fn read(term: &Arc<Term>) -> Result<EndOfTerm, BusError> {
     let mut compare_at = tokio::time::Instant::now() + COMPARE_EVERY;
     loop {
         let chunk = tokio::select! {
+            biased;
             () = term.ended.cancelled() => return Ok(EndOfTerm::Stopped),
             () = tokio::time::sleep_until(compare_at) => {
                 compare_at = tokio::time::Instant::now() + COMPARE_EVERY;
@@ -75,7 +76,7 @@ async fn read(term: &Arc<Term>) -> Result<EndOfTerm, BusError> {
                     }
                 }
             }
-            term.applied.send_replace(shard.settled().seq);
+            term.applied.set(shard.settled().seq);
         }
         // Windows may have opened, blocked runs may go on, and there is something to write.
         term.wake.deliver.notify_one();
@@ -100,7 +101,7 @@ async fn compare(term: &Arc<Term>) -> Result<bool, BusError> {
     match resume_at(shard.settled(), &events) {
         Some(position) => {
             shard.restart_events(position.incarnation, position.seq);
-            term.applied.send_replace(shard.settled().seq);
+            term.applied.set(shard.settled().seq);
             Ok(true)
         }
         None => Ok(false),

@@ -38,9 +38,9 @@ pub struct Term {
     /// The publishing connection; None while it is being opened.
     pub(crate) publisher: watch::Sender<Option<Arc<dyn Publisher>>>,
     /// Sequence up to which AX_EVENTS has been applied.
-    pub(crate) applied: super::Applied,
+    pub(crate) applied: super::Progress,
     /// Revision of the definitions that are loaded. Only planning loads them, since it has to plan what changed.
-    pub(crate) definitions: watch::Sender<u64>,
+    pub(crate) definitions: super::Progress,
     pub(crate) blocked: super::BlockedSender,
     pub(crate) last_commit_ms: super::Millis,
     /// A write that makes rows was not answered: they may be in SQL and not in memory.
@@ -59,6 +59,7 @@ impl Term {
     ) -> EndOfTerm {
         let began = cx.clock.boot();
         let begun = tokio::select! {
+            biased;
             () = ended.cancelled() => return EndOfTerm::Stopped,
             begun = begin(cx, lease, ended.clone()) => begun,
         };
@@ -176,8 +177,8 @@ async fn begin(
     read_to_end(&cx, &mut shard, events.last_seq).await.map_err(takeover)?;
 
     let (blocked, blocked_out) = mpsc::unbounded_channel();
-    let applied = watch::Sender::new(shard.settled().seq);
-    let definitions = watch::Sender::new(shard.definitions_rev());
+    let applied = super::Progress::new(shard.settled().seq);
+    let definitions = super::Progress::new(shard.definitions_rev());
     let term = Arc::new(Term {
         epoch: state.epoch,
         shard: Mutex::new(shard),

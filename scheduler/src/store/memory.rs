@@ -69,6 +69,18 @@ impl Memory {
         self.lock().audit.clone()
     }
 
+    /// Every run, by id.
+    #[must_use]
+    pub fn all_runs(&self) -> Vec<Run> {
+        self.lock().runs.values().cloned().collect()
+    }
+
+    /// Every run that has not ended, by id.
+    #[must_use]
+    pub fn unfinished_runs(&self) -> Vec<Run> {
+        self.lock().runs.values().filter(|run| !run.state.is_final()).cloned().collect()
+    }
+
     fn lock(&self) -> MutexGuard<'_, Inner> {
         // Nothing panics in the middle of a change but `decide`, which runs before it.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)

@@ -228,7 +228,9 @@ impl Shard {
 
     /// Ends what a deleted task has queued; what is in the stream is taken back first.
     fn cancel_runs_of(&mut self, task: &TaskId, now: Timestamp) {
-        let ids: Vec<RunId> = self.runs.values().filter(|l| l.run().task_id == *task).map(|l| l.run().run_id).collect();
+        let mut ids: Vec<RunId> =
+            self.runs.values().filter(|l| l.run().task_id == *task).map(|l| l.run().run_id).collect();
+        ids.sort_unstable();
         for id in ids {
             let Some(live) = self.runs.get_mut(&id) else { continue };
             match live.phase {
@@ -410,15 +412,18 @@ impl Shard {
         self.gap.extend(self.runs.values().filter(|l| !l.run().state.is_final()).map(|l| l.run().run_id));
     }
 
-    /// Runs that are in the stream and were published before `before`.
+    /// Runs that are in the stream and were published before `before`, earliest first.
     #[must_use]
     pub fn outstanding(&self, before: Timestamp) -> Vec<Outstanding> {
-        self.runs
+        let mut outstanding: Vec<Outstanding> = self
+            .runs
             .values()
             .filter(|l| matches!(l.phase, Phase::Out | Phase::BackingOff))
             .filter_map(|l| self.outstanding_of(&l.ledger))
             .filter(|o| o.published_at < before)
-            .collect()
+            .collect();
+        outstanding.sort_unstable_by_key(|o| (o.published_at, o.run_id));
+        outstanding
     }
 
     /// One run as the reconciliation sees it, if it is in the stream.
