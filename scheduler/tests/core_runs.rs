@@ -44,6 +44,7 @@ impl World {
             epoch: 7,
             definitions_rev: 1,
             planned_until: at(0),
+            planned_rev: 0,
             settled: EventsPosition { incarnation: "e1".into(), seq: 0 },
         };
         let mut shard = Shard::new(Prefix::default(), &state);

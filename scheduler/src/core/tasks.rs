@@ -10,10 +10,6 @@ use crate::core::run::{Run, RunState, Stretch};
 use crate::core::schedule::{Schedule, ScheduleError};
 use crate::core::wheel::{Due, EntryId, Wheel};
 
-/// How far before the watermark a changed task may be planned again, in milliseconds: far more than the time in which
-/// a leader takes up a change.
-pub const CHANGED_WINDOW_MS: i64 = 60_000;
-
 /// A compiled definition.
 #[derive(Debug, Clone)]
 pub struct Task {
@@ -214,12 +210,11 @@ impl Tasks {
     /// that. The wheel moves on; the watermark does when [`Self::planned`] confirms the pass.
     pub fn plan(&mut self, until: Timestamp, now: Timestamp, changed: &[TaskId]) -> PlanPass {
         let mut pass = PlanPass { rows: Vec::new(), until, recovers: false };
-        let oldest = self.planned_until.plus_millis(-CHANGED_WINDOW_MS);
         for id in changed {
             if let Some(task) = self.get(id) {
                 // Owed since the change was accepted, and before that already planned for the definition of then.
-                let from = task.row.effective_at.max(task.row.updated_at).max(oldest);
-                task.plan_each(from, self.planned_until, now, &mut pass.rows);
+                let from = task.row.effective_at.max(task.row.updated_at);
+                pass.recovers |= task.plan(from, self.planned_until, now, &mut pass.rows);
             }
         }
         let mut due = std::mem::take(&mut self.due);

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 
 use ax_shared::TaskId;
 
+use super::settle::note_triggers;
 use super::term::{ensure_consumers, group_configs, publish_group_configs};
 use super::{EndOfTerm, Term, wait};
 use crate::core::tasks::PlanPass;
@@ -18,7 +19,7 @@ const BATCH: usize = 1000;
 /// Runs the loop: a pass every quarter of the horizon, or when definitions changed.
 pub(super) async fn run(term: Arc<Term>) -> EndOfTerm {
     let every = term.cx.settings.plan_horizon / 4;
-    let mut changed = term.shard().recently_changed();
+    let mut changed = term.shard().changed_since_planned();
     loop {
         match run_once(&term, std::mem::take(&mut changed)).await {
             Ok(()) => {}
@@ -157,6 +158,7 @@ async fn reload(term: &Arc<Term>, seen_rev: u64) -> Result<Vec<TaskId>, EndOfTer
     let names: std::collections::BTreeSet<_> = names.into_iter().collect();
     // Without NATS the lease runs out and the next leader makes them; planning must not wait for that.
     let made = async {
+        note_triggers(term, &term.cx.bus.triggers().await?);
         ensure_consumers(&term.cx, names).await?;
         publish_group_configs(&term.cx, groups).await
     };

@@ -10,7 +10,7 @@ use super::{EndOfTerm, Term, pause};
 use crate::core::run::RunState;
 use crate::core::settle::Outcome;
 use crate::core::shard::Applied;
-use crate::ports::{BusError, StreamMessage};
+use crate::ports::{BusError, StreamMessage, StreamState};
 
 /// Events applied under one lock.
 const CHUNK: usize = 256;
@@ -92,12 +92,8 @@ async fn read(term: &Arc<Term>) -> Result<EndOfTerm, BusError> {
 async fn compare(term: &Arc<Term>) -> Result<bool, BusError> {
     let triggers = term.cx.bus.triggers().await?;
     let events = term.cx.bus.events().await?;
+    note_triggers(term, &triggers);
     let mut shard = term.shard();
-    let lost = shard.set_triggers_incarnation(&triggers.incarnation);
-    if lost > 0 {
-        metrics::counter!("ax_messages_lost_total").increment(lost as u64);
-        tracing::error!(lost, "AX_TRIGGERS is another stream than before; its unfinished runs are in doubt");
-    }
     match resume_at(shard.settled(), &events) {
         Some(position) => {
             shard.restart_events(position.incarnation, position.seq);
@@ -105,6 +101,19 @@ async fn compare(term: &Arc<Term>) -> Result<bool, BusError> {
             Ok(true)
         }
         None => Ok(false),
+    }
+}
+
+/// Takes notice of which stream AX_TRIGGERS is. To be done before consumers are made in it: what they deliver must not
+/// be taken for what an earlier stream had under the same sequence.
+pub(super) fn note_triggers(term: &Term, triggers: &StreamState) {
+    let lost = term.shard().set_triggers_incarnation(&triggers.incarnation);
+    if lost > 0 {
+        metrics::counter!("ax_messages_lost_total").increment(lost as u64);
+        tracing::error!(
+            lost,
+            "AX_TRIGGERS is another stream than before; what it held is looked for and published again"
+        );
     }
 }
 

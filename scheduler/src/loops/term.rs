@@ -168,8 +168,6 @@ async fn begin(
     // After the runs are loaded: what is outstanding while events are lost is in doubt.
     if let Some(position) = resume_at(&state.settled, &events) {
         shard.restart_events(position.incarnation, position.seq);
-    } else if events.first_seq > state.settled.seq + 1 {
-        shard.events_were_lost();
     }
     ensure_consumers(&cx, shard.consumers()).await.map_err(takeover)?;
     publish_groups(&cx, &shard).await.map_err(takeover)?;
@@ -249,6 +247,7 @@ pub(crate) fn resume_at(settled: &EventsPosition, events: &StreamState) -> Optio
             settled = settled.seq,
             "AX_EVENTS has dropped events that were not settled; runs they were about are in doubt"
         );
+        return Some(EventsPosition { seq: events.first_seq - 1, ..anew });
     }
     None
 }
@@ -287,7 +286,7 @@ async fn adopt_messages(term: &Arc<Term>, unknown: Vec<RunId>) -> Result<(), End
         .map(|run| async move {
             let subject = match run.profile {
                 Some(profile) => term.cx.prefix.trigger(&run.address(), &run.queue, profile),
-                None => format!("{}.trigger.*.*.*.{}.{}", term.cx.prefix.as_str(), run.task_id, run.run_id),
+                None => effects::any_trigger(&term.cx.prefix, &run),
             };
             term.cx.bus.last_trigger(&subject).await.map(|m| (run.run_id, m))
         })

@@ -49,6 +49,7 @@ impl Default for Memory {
                     epoch: 0,
                     definitions_rev: 0,
                     planned_until: Timestamp::default(),
+                    planned_rev: 0,
                     settled: Default::default(),
                 },
             }),
@@ -281,6 +282,7 @@ impl Store for Memory {
                 return Ok(Planned::RevChanged { rev });
             }
             inner.shard.planned_until = inner.shard.planned_until.max(until);
+            inner.shard.planned_rev = seen_rev;
         }
         Ok(Planned::Done { inserted: inner.insert_runs(runs) })
     }

@@ -526,7 +526,7 @@ impl Store for Postgres {
                     let mut session = Session::begin(&self.leader, BEGIN).await?;
                     // Waits for a change of definitions that is about to commit, and then sees its revision.
                     let moved = sqlx::query(
-                        "UPDATE shard SET planned_until = greatest(planned_until, $4) \
+                        "UPDATE shard SET planned_until = greatest(planned_until, $4), planned_rev = $3 \
                          WHERE shard_id = $1 AND epoch = $2 AND definitions_rev = $3",
                     )
                     .bind(SHARD)

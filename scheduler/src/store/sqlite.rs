@@ -170,8 +170,9 @@ fn lock(path: &Path) -> Result<File, StoreError> {
 }
 
 async fn shard(connection: &mut SqliteConnection) -> Result<ShardState, StoreError> {
-    let (epoch, rev, planned_until, seq, incarnation): (i64, i64, Option<i64>, i64, String) = sqlx::query_as(
-        "SELECT s.epoch, s.definitions_rev, s.planned_until, e.events_seq, e.incarnation \
+    type Row = (i64, i64, Option<i64>, i64, i64, String);
+    let (epoch, rev, planned_until, planned_rev, seq, incarnation): Row = sqlx::query_as(
+        "SELECT s.epoch, s.definitions_rev, s.planned_until, s.planned_rev, e.events_seq, e.incarnation \
          FROM shard s JOIN settled e USING (shard_id) WHERE shard_id = $1",
     )
     .bind(SHARD)
@@ -182,6 +183,7 @@ async fn shard(connection: &mut SqliteConnection) -> Result<ShardState, StoreErr
             epoch: unsigned("epoch", epoch)?,
             definitions_rev: unsigned("definitions_rev", rev)?,
             planned_until: planned_until.map(at).unwrap_or_default(),
+            planned_rev: unsigned("planned_rev", planned_rev)?,
             settled: EventsPosition { incarnation, seq: unsigned("events_seq", seq)? },
         })
     };
@@ -372,7 +374,7 @@ impl Store for Sqlite {
         let mut change = self.fenced(epoch).await?;
         if let Some(Watermark { until, seen_rev }) = watermark {
             let moved = sqlx::query(
-                "UPDATE shard SET planned_until = max(coalesce(planned_until, $3), $3) \
+                "UPDATE shard SET planned_until = max(coalesce(planned_until, $3), $3), planned_rev = $2 \
                  WHERE shard_id = $1 AND definitions_rev = $2",
             )
             .bind(SHARD)

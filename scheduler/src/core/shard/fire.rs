@@ -123,7 +123,7 @@ impl Shard {
             run.handler.clone_from(&d.handler);
             run.priority = d.priority;
             run.profile = Some(Profile::of(d.timeout_ms, d.max_retry));
-            if run.attempt == 0 {
+            if run.attempt == 0 && run.attempt_base == 0 {
                 run.max_attempts = d.max_attempts();
             }
             live.spec = Some(d.clone());

@@ -23,7 +23,7 @@ use crate::core::definitions::TaskRow;
 use crate::core::delivery::{DeliveryQueues, QueueLength};
 use crate::core::run::{Attempt, Decision, Intent, Run, RunState, Signal};
 use crate::core::schedule::ScheduleError;
-use crate::core::settle::{Ledger, RunEvent};
+use crate::core::settle::{Ledger, Outcome, RunEvent};
 use crate::core::tasks::{PlanPass, Tasks};
 use crate::ports::{EventsPosition, ShardState};
 
@@ -63,6 +63,8 @@ struct Live {
     unanswered: bool,
     /// Its PubAck is awaited: it stays in memory until that is here, whatever happens to the run.
     in_flight: bool,
+    /// AX_TRIGGERS became another stream while its PubAck was awaited: whose sequence that names is not known.
+    ack_is_stale: bool,
     dirty: bool,
 }
 
@@ -85,7 +87,8 @@ pub struct Outstanding {
     pub consumer: ConsumerName,
     /// What is being done to it.
     pub intent: Option<Intent>,
-    /// Whether an attempt of the current message failed or was handed back: its absence is then no success.
+    /// Whether an attempt of the current message failed or was handed back, or events about it were lost: its absence
+    /// is then no success.
     pub speaks_against: bool,
     /// When it was published.
     pub published_at: Timestamp,
@@ -97,6 +100,8 @@ pub struct Shard {
     prefix: Prefix,
     epoch: u64,
     definitions_rev: u64,
+    /// The revision that the leader before us last moved the watermark on.
+    planned_rev: u64,
     tasks: Tasks,
     runs: HashMap<RunId, Live>,
     /// Runs by the sequence of their message in the present incarnation of AX_TRIGGERS.
@@ -121,8 +126,6 @@ pub struct Shard {
     settled_dirty: bool,
     /// The present instant, as last told by a caller or by the stream; workers' clocks are not trusted with waits.
     latest: Timestamp,
-    /// Events were lost; of the runs that were outstanding then, an absent message proves nothing.
-    gap: HashSet<RunId>,
 }
 
 impl Shard {
@@ -133,6 +136,7 @@ impl Shard {
             prefix,
             epoch: state.epoch,
             definitions_rev: 0,
+            planned_rev: state.planned_rev,
             tasks: Tasks::new(state.planned_until),
             runs: HashMap::new(),
             by_seq: HashMap::new(),
@@ -151,7 +155,6 @@ impl Shard {
             settled: state.settled.clone(),
             settled_dirty: false,
             latest: state.planned_until,
-            gap: HashSet::new(),
         }
     }
 
@@ -249,7 +252,7 @@ impl Shard {
     /// Commits the intent to cancel; the effect takes the message back and then ends the run.
     fn cancel(&mut self, id: RunId) {
         let Some(live) = self.runs.get_mut(&id) else { return };
-        if live.ledger.run.intent.is_some() {
+        if !matches!(live.ledger.run.intent, None | Some(Intent::Doubt)) {
             return;
         }
         live.ledger.run.intent = Some(Intent::Cancel);
@@ -297,18 +300,15 @@ impl Shard {
             match phase {
                 Phase::Out => self.queues.begin(&run.group, id),
                 Phase::Ended => self.closing.push(Reverse((now, id))),
-                _ => self.due.push(Reverse((run.publish_at, id))),
+                _ => {}
+            }
+            let ledger = Ledger::new(run, attempts);
+            if phase == Phase::Planned {
+                self.due.push(Reverse((apply::not_before(&ledger, spec.as_deref()), id)));
             }
             self.runs.insert(
                 id,
-                Live {
-                    ledger: Ledger::new(run, attempts),
-                    phase,
-                    spec,
-                    unanswered: false,
-                    in_flight: false,
-                    dirty: false,
-                },
+                Live { ledger, phase, spec, unanswered: false, in_flight: false, ack_is_stale: false, dirty: false },
             );
             let live = &self.runs[&id];
             if live.run().intent == Some(Intent::Cancel) {
@@ -337,6 +337,7 @@ impl Shard {
                     spec: None,
                     unanswered: false,
                     in_flight: false,
+                    ack_is_stale: false,
                     dirty: false,
                 },
             );
@@ -355,16 +356,12 @@ impl Shard {
         self.tasks.plan(until, now, changed)
     }
 
-    /// Tasks that a leader before us may not have seen changed: those accepted shortly before the watermark.
+    /// Tasks that changed after the watermark was last moved: what they owe up to there is not planned yet. Exactly
+    /// those: what was planned once may lie in a stretch by now, and must not be planned again.
     #[must_use]
-    pub fn recently_changed(&self) -> Vec<TaskId> {
-        let watermark = self.tasks.planned_until();
-        let since = watermark.plus_millis(-super::tasks::CHANGED_WINDOW_MS);
-        self.tasks
-            .iter()
-            .filter(|t| t.row.updated_at > since && t.row.updated_at <= watermark)
-            .map(|t| t.row.definition.task_id.clone())
-            .collect()
+    pub fn changed_since_planned(&self) -> Vec<TaskId> {
+        let changed = self.tasks.iter().filter(|t| t.row.rev > self.planned_rev);
+        changed.map(|t| t.row.definition.task_id.clone()).collect()
     }
 
     /// A planning pass is in SQL.
@@ -382,7 +379,8 @@ impl Shard {
         self.signals.clear();
         self.by_seq.clear();
         let mut lost = 0;
-        for live in self.runs.values() {
+        for live in self.runs.values_mut() {
+            live.ack_is_stale = live.in_flight;
             if let Some(message) = &live.run().message {
                 if message.incarnation == incarnation {
                     self.by_seq.insert(message.seq, live.run().run_id);
@@ -407,9 +405,26 @@ impl Shard {
         self.events_were_lost();
     }
 
-    /// Events that were not settled are gone: an absent message of what is outstanding now proves nothing.
-    pub fn events_were_lost(&mut self) {
-        self.gap.extend(self.runs.values().filter(|l| !l.run().state.is_final()).map(|l| l.run().run_id));
+    /// Events that were not settled are gone: an absent message of what is outstanding now proves nothing. It is
+    /// written with the place from which reading goes on, so that a successor knows it too.
+    fn events_were_lost(&mut self) {
+        let may_be_out = |l: &&mut Live| !l.run().state.is_final() && l.run().decision.is_some();
+        let mut ids = Vec::new();
+        for live in self.runs.values_mut().filter(may_be_out) {
+            live.ledger.run.intent.get_or_insert(Intent::Doubt);
+            ids.push(live.run().run_id);
+        }
+        ids.sort_unstable();
+        for id in ids {
+            self.touch(id);
+        }
+    }
+
+    /// A run's message is gone, or will never be delivered again, and nobody told what became of it: a new one takes
+    /// its place. False when that is not so any more, or something else is being done to it.
+    pub fn lost(&mut self, id: RunId, seq: u64, at: Timestamp) -> bool {
+        let lost = self.outstanding_run(id).is_some_and(|o| o.seq == seq && o.intent != Some(Intent::Cancel));
+        lost && self.apply(id, RunEvent::Lost { at }) != Outcome::Ignored
     }
 
     /// Runs that are in the stream and were published before `before`, earliest first.
@@ -442,7 +457,7 @@ impl Shard {
             incarnation: message.incarnation.clone(),
             consumer: consumer_of(run)?,
             intent: run.intent,
-            speaks_against: self.gap.contains(&run.run_id)
+            speaks_against: run.intent == Some(Intent::Doubt)
                 || ledger.attempts.iter().any(|a| {
                     a.attempt > run.attempt_base
                         && a.outcome.is_some_and(|o| o != crate::core::run::AttemptOutcome::TimedOut)

@@ -58,6 +58,10 @@ impl Shard {
 
     /// The stream has the message. `at` is the instant of the PubAck.
     pub fn published(&mut self, run_id: RunId, ack: PubAck, at: Timestamp) {
+        if self.runs.get(&run_id).is_some_and(|live| live.ack_is_stale) {
+            // Stored in the old stream or in the new one: published again, the new one tells.
+            return self.publish_unanswered(run_id, at, true);
+        }
         self.own_message(run_id, ack.seq, at);
         let Some(live) = self.runs.get_mut(&run_id) else { return };
         live.unanswered = false;
@@ -79,6 +83,7 @@ impl Shard {
         self.touch(run_id);
         let Some(live) = self.runs.get_mut(&run_id) else { return };
         live.in_flight = false;
+        live.ack_is_stale = false;
         if live.phase != Phase::Publishing {
             return;
         }
