@@ -19,7 +19,10 @@ pub(super) async fn run(term: Arc<Term>) -> EndOfTerm {
     loop {
         loop {
             let due_before = term.cx.clock.now() + term.cx.settings.plan_horizon;
+            let taking_up = term.taking_up.lock().await;
             let answer = store.adopt_runs(term.epoch, due_before, BATCH).await;
+            let held = answer.as_ref().map_or(Vec::new(), |runs| term.shard().hold_runs(runs.iter().cloned()));
+            drop(taking_up);
             let runs = match term.done("adopt", answer).await {
                 Ok(Some(runs)) => runs,
                 Ok(None) => continue,
@@ -38,7 +41,7 @@ pub(super) async fn run(term: Arc<Term>) -> EndOfTerm {
                     "planned"
                 );
             }
-            term.shard().add_runs(runs);
+            term.shard().release_runs(&held);
             if count > 0 {
                 term.wake.fire.notify_one();
             }

@@ -11,6 +11,7 @@ use ax_shared::RunId;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 
+use super::settle::note_triggers;
 use super::{EndOfTerm, Term, pause};
 use crate::failpoint::die_at;
 use crate::ports::{PubAck, PublishError, Publisher};
@@ -99,7 +100,13 @@ async fn publish(term: &Arc<Term>, publisher: &Arc<dyn Publisher>) -> Option<End
                     tracing::warn!("the publishing connection has stalled");
                     publisher.close().await;
                 }
-                answered(term, run_id, answer);
+                if !answered(term, run_id, answer) {
+                    // Nothing is taken for news of this stream before it is known which one it is.
+                    match term.cx.bus.triggers().await {
+                        Ok(triggers) => note_triggers(term, &triggers),
+                        Err(_) => publisher.close().await,
+                    }
+                }
             }
             () = term.wake.deliver.notified(), if !stopping => {}
             () = term.ended.cancelled(), if !stopping => {}
@@ -108,13 +115,15 @@ async fn publish(term: &Arc<Term>, publisher: &Arc<dyn Publisher>) -> Option<End
     }
 }
 
-fn answered(term: &Term, run_id: RunId, answer: Result<PubAck, PublishError>) {
+/// Takes note of an answer; false when it cannot be one of the stream that is known.
+fn answered(term: &Term, run_id: RunId, answer: Result<PubAck, PublishError>) -> bool {
+    let mut is_known_stream = true;
     let now = term.cx.clock.now();
     let mut shard = term.shard();
     let result = match answer {
         Ok(ack) => {
             die_at("publish.acked");
-            shard.published(run_id, ack, now);
+            is_known_stream = shard.published(run_id, ack, now);
             if let Some(run) = shard.run(run_id) {
                 tracing::info!(
                     target: "ax::run",
@@ -146,4 +155,5 @@ fn answered(term: &Term, run_id: RunId, answer: Result<PubAck, PublishError>) {
     if result != "ok" {
         term.wake.fire.notify_one();
     }
+    is_known_stream
 }

@@ -114,10 +114,17 @@ async fn take_up_missing(term: &Arc<Term>) -> Result<(), EndOfTerm> {
     if !term.rows_in_doubt.swap(false, Ordering::Relaxed) {
         return Ok(());
     }
+    let taking_up = term.taking_up.lock().await;
     let known = term.shard().run_ids();
     let Some(rows) = term.done("unfinished", term.cx.store.unfinished(term.epoch).await).await? else {
         return Ok(());
     };
+    let Some(state) = term.done("definitions_rev", term.cx.store.shard().await).await? else { return Ok(()) };
+    if state.definitions_rev > term.shard().definitions_rev() {
+        // One of them may be of a task that is not known yet: the next pass has loaded it.
+        term.rows_in_doubt.store(true, Ordering::Relaxed);
+        return Ok(());
+    }
     let missing: Vec<_> = rows
         .into_iter()
         .filter(|run| !known.contains(&run.run_id) && !run.state.is_final() && run.message.is_none())
@@ -129,6 +136,7 @@ async fn take_up_missing(term: &Arc<Term>) -> Result<(), EndOfTerm> {
         );
         term.shard().add_runs(missing);
     }
+    drop(taking_up);
     Ok(())
 }
 

@@ -107,7 +107,7 @@ async fn compare(term: &Arc<Term>) -> Result<bool, BusError> {
 /// Takes notice of which stream AX_TRIGGERS is. To be done before consumers are made in it: what they deliver must not
 /// be taken for what an earlier stream had under the same sequence.
 pub(super) fn note_triggers(term: &Term, triggers: &StreamState) {
-    let lost = term.shard().set_triggers_incarnation(&triggers.incarnation);
+    let lost = term.shard().set_triggers_incarnation(&triggers.incarnation, triggers.last_seq);
     if lost > 0 {
         metrics::counter!("ax_messages_lost_total").increment(lost as u64);
         tracing::error!(

@@ -43,6 +43,8 @@ pub struct Term {
     pub(crate) definitions: super::Progress,
     pub(crate) blocked: super::BlockedSender,
     pub(crate) last_commit_ms: super::Millis,
+    /// Held by whoever takes runs up from SQL: of two at once, the slower would bring back what has ended meanwhile.
+    pub(crate) taking_up: tokio::sync::Mutex<()>,
     /// A write that makes rows was not answered: they may be in SQL and not in memory.
     pub(crate) rows_in_doubt: AtomicBool,
     pub(crate) ended: CancellationToken,
@@ -148,7 +150,7 @@ async fn begin(
 
     let mut shard = Shard::new(cx.prefix.clone(), &state);
     let triggers = cx.bus.triggers().await.map_err(takeover)?;
-    shard.set_triggers_incarnation(&triggers.incarnation);
+    shard.set_triggers_incarnation(&triggers.incarnation, triggers.last_seq);
     let events = cx.bus.events().await.map_err(takeover)?;
 
     let (rev, rows) = cx.store.definitions(0).await.map_err(from_store)?;
@@ -187,6 +189,7 @@ async fn begin(
         definitions,
         blocked,
         last_commit_ms: AtomicU64::new(cx.clock.boot().as_millis() as u64),
+        taking_up: tokio::sync::Mutex::default(),
         rows_in_doubt: AtomicBool::new(false),
         ended,
         cx,

@@ -128,9 +128,9 @@ impl Link {
         }
     }
 
-    pub(crate) fn step_clock(&self, ms: i64) {
+    pub(crate) fn set_clock(&self, offset_ms: i64) {
         let mut state = self.state();
-        state.offset_ms += ms;
+        state.offset_ms = offset_ms;
         state.most_ms = state.most_ms.max(state.offset_ms);
     }
 

@@ -135,6 +135,7 @@ fn outcome(book: &Book, run: &Run, broken: &mut Vec<String>) {
     if let Some(attempt) = book.must_succeed.get(&run.run_id)
         && run.state != RunState::Succeeded
         && !deleted
+        && !book.past_the_fence.contains(&run.run_id)
     {
         broken.push(format!(
             "{} is {} ({:?}), though its attempt {attempt} was confirmed to have succeeded",
@@ -143,7 +144,9 @@ fn outcome(book: &Book, run: &Run, broken: &mut Vec<String>) {
             run.reason
         ));
     }
-    if is_run && book.delivered.get(&run.run_id).is_some_and(|_| run.state == RunState::Skipped) {
-        broken.push(format!("{} was delivered and is skipped ({:?})", name(run), run.reason));
+    // What only a raw worker had, and whose publish could not be recorded, has left no trace.
+    let has_a_trace = book.told_of.contains(&run.run_id) && !book.past_the_fence.contains(&run.run_id);
+    if is_run && has_a_trace && run.state == RunState::Skipped {
+        broken.push(format!("{} was executed and is skipped ({:?})", name(run), run.reason));
     }
 }

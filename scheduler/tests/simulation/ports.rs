@@ -348,7 +348,8 @@ struct SimPublisher {
 impl Publisher for SimPublisher {
     async fn publish(&self, message: Outgoing) -> Result<PubAck, PublishError> {
         let (link, world) = (&self.link, &self.link.world);
-        let header = |name: &str| message.headers.iter().find(|(n, _)| *n == name).map(|(_, value)| value.clone());
+        let headers = message.headers.clone();
+        let header = |name: &str| headers.iter().find(|(n, _)| *n == name).map(|(_, value)| value.clone());
         let id = header("Nats-Msg-Id").unwrap_or_default();
         if let Some(at) = header("Ax-Publish-At").and_then(|at| at.parse::<Timestamp>().ok()) {
             let now = NodeClock(link.clone()).now();
@@ -366,7 +367,15 @@ impl Publisher for SimPublisher {
             link.alive().await;
             return Err(PublishError::Transient("lost".into()));
         }
+        let epoch: Option<u64> = header("Ax-Epoch").and_then(|epoch| epoch.parse().ok());
+        let run_id: Option<RunId> = header("Ax-Run-Id").and_then(|id| id.parse().ok());
         let answer = self.inner.publish(message).await;
+        if let (Some(epoch), Some(run_id)) = (epoch, run_id)
+            && epoch < world.book().epoch
+        {
+            world.say(format_args!("{} publishes past the fence", link.node));
+            world.book().past_the_fence.insert(run_id);
+        }
         world.say(format_args!("{} publishes {id}: {answer:?} {fate:?}", link.node));
         if fate == Fate::Unanswered {
             sleep(PUBLISH_TIMEOUT).await;

@@ -238,6 +238,7 @@ impl Worker {
         {
             let mut book = self.world.book();
             let last = book.delivered.get(&run_id) == Some(&job.attempt);
+            book.told_of.insert(run_id);
             match kind {
                 "succeeded" => {
                     book.may_succeed.insert(run_id);

@@ -47,8 +47,6 @@ struct Log {
 #[derive(Debug, Clone)]
 pub(crate) struct Version {
     pub(crate) row: TaskRow,
-    /// Whether the same write brought a stretch of this task into the history.
-    pub(crate) planned_until: Timestamp,
 }
 
 /// What was seen of the runs, for the oracle.
@@ -66,6 +64,10 @@ pub(crate) struct Book {
     pub(crate) may_succeed: BTreeSet<RunId>,
     /// Runs that a worker's event ended without success.
     pub(crate) failed_for_good: BTreeSet<RunId>,
+    /// Runs that a frozen leader had on its way to the stream when another one took over: nothing can hold those back.
+    pub(crate) past_the_fence: BTreeSet<RunId>,
+    /// Runs that a worker told something about.
+    pub(crate) told_of: BTreeSet<RunId>,
     /// Times that a handler went through, by run.
     pub(crate) executed: BTreeMap<RunId, u32>,
     ids: BTreeMap<RunId, RunId>,
@@ -167,7 +169,7 @@ impl World {
                 short(planned_until),
                 if row.deleted_at.is_some() { " DELETED" } else { "" },
             ));
-            let version = Version { row: row.clone(), planned_until };
+            let version = Version { row: row.clone() };
             self.book().history.entry(d.task_id.clone()).or_default().push(version);
         }
         for run in &write.runs {

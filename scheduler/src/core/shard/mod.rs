@@ -21,7 +21,7 @@ use ax_shared::{ConsumerName, Group, Prefix, RunId, TaskDefinition, TaskId, Time
 
 use crate::core::definitions::TaskRow;
 use crate::core::delivery::{DeliveryQueues, QueueLength};
-use crate::core::run::{Attempt, Decision, Intent, Run, RunState, Signal};
+use crate::core::run::{Attempt, AttemptOutcome, Decision, Intent, Run, RunState, Signal};
 use crate::core::schedule::ScheduleError;
 use crate::core::settle::{Ledger, Outcome, RunEvent};
 use crate::core::tasks::{PlanPass, Tasks};
@@ -65,6 +65,8 @@ struct Live {
     in_flight: bool,
     /// AX_TRIGGERS became another stream while its PubAck was awaited: whose sequence that names is not known.
     ack_is_stale: bool,
+    /// The highest sequence that was known when it was published: its own is higher, unless the stream is another one.
+    floor: u64,
     dirty: bool,
 }
 
@@ -107,6 +109,8 @@ pub struct Shard {
     /// Runs by the sequence of their message in the present incarnation of AX_TRIGGERS.
     by_seq: HashMap<u64, RunId>,
     triggers_incarnation: String,
+    /// The highest sequence of it that is known.
+    triggers_last: u64,
     due: BinaryHeap<Reverse<(Timestamp, RunId)>>,
     /// Runs to put into their queue at an instant: replacements and publishes to try again.
     later: BinaryHeap<Reverse<(Timestamp, RunId)>>,
@@ -137,10 +141,11 @@ impl Shard {
             epoch: state.epoch,
             definitions_rev: 0,
             planned_rev: state.planned_rev,
-            tasks: Tasks::new(state.planned_until),
+            tasks: Tasks::new(state.planned_until, state.planned_rev == 0),
             runs: HashMap::new(),
             by_seq: HashMap::new(),
             triggers_incarnation: String::new(),
+            triggers_last: 0,
             due: BinaryHeap::new(),
             later: BinaryHeap::new(),
             closing: BinaryHeap::new(),
@@ -308,7 +313,16 @@ impl Shard {
             }
             self.runs.insert(
                 id,
-                Live { ledger, phase, spec, unanswered: false, in_flight: false, ack_is_stale: false, dirty: false },
+                Live {
+                    ledger,
+                    phase,
+                    spec,
+                    unanswered: false,
+                    in_flight: false,
+                    ack_is_stale: false,
+                    floor: 0,
+                    dirty: false,
+                },
             );
             let live = &self.runs[&id];
             if live.run().intent == Some(Intent::Cancel) {
@@ -323,12 +337,28 @@ impl Shard {
 
     /// Runs that were just planned or adopted, in SQL already.
     pub fn add_runs(&mut self, runs: impl IntoIterator<Item = Run>) {
+        let ids = self.hold_runs(runs);
+        self.release_runs(&ids);
+    }
+
+    /// Lets held runs become due.
+    pub fn release_runs(&mut self, ids: &[RunId]) {
+        for id in ids {
+            if let Some(live) = self.runs.get(id).filter(|live| live.phase == Phase::Planned) {
+                self.due.push(Reverse((live.run().publish_at, *id)));
+            }
+        }
+    }
+
+    /// Takes up runs that must not become due before they are released. Answers those that were not here already.
+    pub fn hold_runs(&mut self, runs: impl IntoIterator<Item = Run>) -> Vec<RunId> {
+        let mut held = Vec::new();
         for run in runs {
             let id = run.run_id;
             if run.state.is_final() || self.runs.contains_key(&id) {
                 continue;
             }
-            self.due.push(Reverse((run.publish_at, id)));
+            held.push(id);
             self.runs.insert(
                 id,
                 Live {
@@ -338,10 +368,12 @@ impl Shard {
                     unanswered: false,
                     in_flight: false,
                     ack_is_stale: false,
+                    floor: 0,
                     dirty: false,
                 },
             );
         }
+        held
     }
 
     /// Signals from SQL, at takeover.
@@ -369,9 +401,13 @@ impl Shard {
         self.tasks.planned(until);
     }
 
-    /// Names the incarnation of AX_TRIGGERS; sequences of another one mean nothing any more. Answers how many runs
-    /// have lost their message with it.
-    pub fn set_triggers_incarnation(&mut self, incarnation: &str) -> usize {
+    /// Names the incarnation of AX_TRIGGERS and its last sequence; sequences of another one mean nothing any more.
+    /// Answers how many runs have lost their message with it.
+    pub fn set_triggers_incarnation(&mut self, incarnation: &str, last_seq: u64) -> usize {
+        if self.triggers_incarnation != incarnation {
+            self.triggers_last = 0;
+        }
+        self.triggers_last = self.triggers_last.max(last_seq);
         if self.triggers_incarnation == incarnation {
             return 0;
         }
@@ -458,9 +494,11 @@ impl Shard {
             consumer: consumer_of(run)?,
             intent: run.intent,
             speaks_against: run.intent == Some(Intent::Doubt)
-                || ledger.attempts.iter().any(|a| {
-                    a.attempt > run.attempt_base
-                        && a.outcome.is_some_and(|o| o != crate::core::run::AttemptOutcome::TimedOut)
+                || ledger.attempts.iter().filter(|a| a.attempt > run.attempt_base).any(|a| match a.outcome {
+                    None => false,
+                    // Of an earlier attempt that is a conclusion, of the last one its worker's word.
+                    Some(AttemptOutcome::TimedOut) => a.attempt >= run.attempt,
+                    Some(_) => true,
                 }),
             published_at: run.published_at.unwrap_or(run.publish_at),
         })

@@ -50,32 +50,40 @@ impl Shard {
             };
             live.phase = Phase::Publishing;
             live.in_flight = true;
+            live.floor = self.triggers_last;
             let message = trigger::message(&self.prefix, live.run(), &spec, self.epoch);
             return Some(Publish { run_id, message });
         }
         None
     }
 
-    /// The stream has the message. `at` is the instant of the PubAck.
-    pub fn published(&mut self, run_id: RunId, ack: PubAck, at: Timestamp) {
-        if self.runs.get(&run_id).is_some_and(|live| live.ack_is_stale) {
+    /// The stream has the message. `at` is the instant of the PubAck. False when the stream cannot be the one that is
+    /// known: its incarnation has to be looked at, and the message is published again.
+    pub fn published(&mut self, run_id: RunId, ack: PubAck, at: Timestamp) -> bool {
+        let live = self.runs.get(&run_id);
+        let shrank = live.is_some_and(|live| !ack.duplicate && ack.seq <= live.floor);
+        if shrank || live.is_some_and(|live| live.ack_is_stale) {
             // Stored in the old stream or in the new one: published again, the new one tells.
-            return self.publish_unanswered(run_id, at, true);
+            self.publish_unanswered(run_id, at, false);
+            return !shrank;
         }
+        self.triggers_last = self.triggers_last.max(ack.seq);
         self.own_message(run_id, ack.seq, at);
-        let Some(live) = self.runs.get_mut(&run_id) else { return };
+        let Some(live) = self.runs.get_mut(&run_id) else { return true };
         live.unanswered = false;
         live.in_flight = false;
         // Whether or not this changes the run: it may leave memory now.
         self.touch(run_id);
-        let Some(live) = self.runs.get_mut(&run_id) else { return };
-        if live.phase == Phase::Publishing {
+        if let Some(live) = self.runs.get_mut(&run_id)
+            && live.phase == Phase::Publishing
+        {
             live.phase = Phase::Out;
             if live.run().intent == Some(Intent::Cancel) {
                 self.effects.push(Effect::Cancel { run_id });
                 self.touch(run_id);
             }
         }
+        true
     }
 
     /// The publish was not answered: the same message again, later or (with a new connection) at once.
