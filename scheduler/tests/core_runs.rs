@@ -48,7 +48,7 @@ impl World {
             settled: EventsPosition { incarnation: "e1".into(), seq: 0 },
         };
         let mut shard = Shard::new(Prefix::default(), &state);
-        shard.set_triggers_incarnation("t1");
+        shard.set_triggers_incarnation("t1", 0);
         let broken = shard.load_tasks(1, definitions.iter().cloned().map(row).collect(), at(0));
         assert!(broken.is_empty(), "{broken:?}");
         Self { shard, sent: Vec::new(), event_seq: 0, effects: Vec::new() }
@@ -190,7 +190,7 @@ fn a_negative_acknowledgement_is_retried_until_the_attempts_are_used_up() {
     let delete =
         world.effects.iter().find(|(e, _)| matches!(e, Effect::Delete { .. })).expect("its message is removed");
     assert!(matches!(delete.0, Effect::Delete { seq: 1, bury: true, .. }));
-    world.shard.message_closed(run.run_id);
+    world.shard.message_closed(run.run_id, 1);
     world.flush();
     assert!(world.shard.run(run.run_id).is_none());
 }

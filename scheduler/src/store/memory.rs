@@ -156,7 +156,8 @@ impl Store for Memory {
         let mut inner = self.lock();
         let tasks: HashMap<_, _> =
             ids.iter().filter_map(|id| inner.tasks.get(id).map(|task| (id.clone(), task.clone()))).collect();
-        let Some(write) = decide(DefinitionView { tasks, planned_until: inner.shard.planned_until }) else {
+        let ShardState { planned_until, planned_rev, .. } = inner.shard;
+        let Some(write) = decide(DefinitionView { tasks, planned_until, planned_rev }) else {
             return Ok(());
         };
         if !write.tasks.is_empty() {

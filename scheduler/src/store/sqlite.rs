@@ -230,8 +230,8 @@ impl Store for Sqlite {
             let task = row.into_task()?;
             tasks.insert(task.definition.task_id.clone(), task);
         }
-        let ShardState { planned_until, definitions_rev, .. } = shard(&mut change).await?;
-        let Some(write) = decide(DefinitionView { tasks, planned_until }) else {
+        let ShardState { planned_until, planned_rev, definitions_rev, .. } = shard(&mut change).await?;
+        let Some(write) = decide(DefinitionView { tasks, planned_until, planned_rev }) else {
             change.rollback().await?;
             return Ok(());
         };

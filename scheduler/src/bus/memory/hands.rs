@@ -42,19 +42,19 @@ impl Hands {
 
     /// Says that it is done. Works through an old delivery, too.
     pub fn ack(&self, delivery: &Delivery) {
-        self.server.with(|state| state.ack(&delivery.consumer, delivery.message.seq));
+        self.server.with(|state| state.ack(&delivery.consumer, delivery.message.seq, delivery.number));
         self.server.wake();
     }
 
     /// Says that it failed and may be delivered again after `delay`.
     pub fn nak(&self, delivery: &Delivery, delay: Duration) {
-        self.server.with(|state| state.nak(&delivery.consumer, delivery.message.seq, delay));
+        self.server.with(|state| state.nak(&delivery.consumer, delivery.message.seq, delivery.number, delay));
         self.server.wake();
     }
 
     /// Says that it failed for good.
     pub fn term(&self, delivery: &Delivery) {
-        self.server.with(|state| state.term(&delivery.consumer, delivery.message.seq));
+        self.server.with(|state| state.term(&delivery.consumer, delivery.message.seq, delivery.number));
         self.server.wake();
     }
 

@@ -315,7 +315,9 @@ impl Publisher for MemoryPublisher {
         if self.is_closed() {
             return Err(PublishError::Closed);
         }
-        Ok(self.server.with(|state| state.triggers.remove(seq)))
+        let deleted = self.server.with(|state| state.delete_trigger(seq));
+        self.server.wake();
+        Ok(deleted)
     }
 
     fn is_closed(&self) -> bool {

@@ -437,9 +437,10 @@ impl State {
         self.consumers.get_mut(name)?.pull(&self.triggers, boot)
     }
 
-    pub(super) fn ack(&mut self, name: &str, seq: u64) {
+    /// Ends a delivery. Whatever is told of an answer names the delivery that was answered.
+    pub(super) fn ack(&mut self, name: &str, seq: u64, deliveries: u32) {
         let boot = self.boot();
-        let Some((deliveries, took)) = self.consumers.get_mut(name).and_then(|c| c.settle(seq, boot)) else { return };
+        let Some((_, took)) = self.consumers.get_mut(name).and_then(|c| c.settle(seq, boot)) else { return };
         self.triggers.remove(seq);
         if !self.faults.drop_metrics {
             let more = json!({ "stream_seq": seq, "deliveries": deliveries, "ack_time": took });
@@ -447,23 +448,42 @@ impl State {
         }
     }
 
-    pub(super) fn nak(&mut self, name: &str, seq: u64, delay: Duration) {
+    pub(super) fn nak(&mut self, name: &str, seq: u64, deliveries: u32, delay: Duration) {
         let boot = self.boot();
-        let Some(deliveries) = self.consumers.get_mut(name).and_then(|c| c.postpone(seq, boot, delay)) else { return };
+        if !self.consumers.get_mut(name).is_some_and(|c| c.postpone(seq, boot, delay)) {
+            return;
+        }
         if !self.faults.drop_advisories {
             let more = json!({ "stream_seq": seq, "deliveries": deliveries });
             self.server_event("ADVISORY.CONSUMER.MSG_NAKED", name, more);
         }
     }
 
-    pub(super) fn term(&mut self, name: &str, seq: u64) {
+    pub(super) fn term(&mut self, name: &str, seq: u64, deliveries: u32) {
         let boot = self.boot();
-        let Some((deliveries, _)) = self.consumers.get_mut(name).and_then(|c| c.settle(seq, boot)) else { return };
+        if self.consumers.get_mut(name).and_then(|c| c.settle(seq, boot)).is_none() {
+            return;
+        }
         self.triggers.remove(seq);
         if !self.faults.drop_advisories {
             let more = json!({ "stream_seq": seq, "deliveries": deliveries });
             self.server_event("ADVISORY.CONSUMER.MSG_TERMINATED", name, more);
         }
+    }
+
+    /// Deletes a message. Of one that a worker has, the server tells that it was terminated (2.15.1: "Unacknowledged
+    /// message was deleted").
+    pub(super) fn delete_trigger(&mut self, seq: u64) -> bool {
+        let boot = self.boot();
+        let deleted = self.triggers.remove(seq);
+        let holders = self.consumers.iter_mut().filter_map(|(name, c)| Some((name.clone(), c.settle(seq, boot)?.0)));
+        for (name, deliveries) in holders.collect::<Vec<_>>() {
+            if deleted && !self.faults.drop_advisories {
+                let more = json!({ "stream_seq": seq, "deliveries": deliveries });
+                self.server_event("ADVISORY.CONSUMER.MSG_TERMINATED", &name, more);
+            }
+        }
+        deleted
     }
 
     pub(super) fn workers(&mut self) -> Vec<WorkerEntry> {

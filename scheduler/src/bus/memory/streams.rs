@@ -162,10 +162,10 @@ impl Consumer {
         Some((out.deliveries, u64::try_from(took).unwrap_or(u64::MAX)))
     }
 
-    /// Lets a message be delivered again after `delay`: its deliveries so far.
-    pub(super) fn postpone(&mut self, seq: u64, boot: Duration, delay: Duration) -> Option<u32> {
-        let out = self.out.get_mut(&seq)?;
+    /// Lets a message be delivered again after `delay`; false if it is not out.
+    pub(super) fn postpone(&mut self, seq: u64, boot: Duration, delay: Duration) -> bool {
+        let Some(out) = self.out.get_mut(&seq) else { return false };
         out.again_at = boot + delay;
-        Some(out.deliveries)
+        true
     }
 }

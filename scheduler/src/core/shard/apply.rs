@@ -244,11 +244,12 @@ fn replace_delay_ms(ledger: &Ledger, spec: Option<&TaskDefinition>) -> i64 {
 }
 
 /// When a run that has no message may be handed over: at its instant, or when the wait for its next message is over.
-pub(super) fn not_before(ledger: &Ledger, spec: Option<&TaskDefinition>) -> Timestamp {
+/// What workers told by clocks of their own cannot make it longer than the wait itself, from now on.
+pub(super) fn not_before(ledger: &Ledger, spec: Option<&TaskDefinition>, now: Timestamp) -> Timestamp {
     let run = &ledger.run;
     let ended_at = ledger.attempts.iter().filter_map(|a| a.finished_at).max();
     match ended_at.filter(|_| run.message_no > 1) {
-        Some(at) => run.publish_at.max(at.plus_millis(replace_delay_ms(ledger, spec))),
+        Some(at) => run.publish_at.max(at.min(now).plus_millis(replace_delay_ms(ledger, spec))),
         None => run.publish_at,
     }
 }

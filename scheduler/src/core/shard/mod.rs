@@ -309,7 +309,7 @@ impl Shard {
             }
             let ledger = Ledger::new(run, attempts);
             if phase == Phase::Planned {
-                self.due.push(Reverse((apply::not_before(&ledger, spec.as_deref()), id)));
+                self.due.push(Reverse((apply::not_before(&ledger, spec.as_deref(), now), id)));
             }
             self.runs.insert(
                 id,

@@ -2,10 +2,11 @@
 
 use std::cmp::Reverse;
 
-use ax_shared::{RunId, Timestamp};
+use ax_shared::subjects::header;
+use ax_shared::{Group, Handler, Prefix, Profile, Queue, RunId, Timestamp};
 
 use super::{Effect, Phase, Shard};
-use crate::core::run::{Intent, Message, RunState};
+use crate::core::run::{Intent, Message, Run, RunState};
 use crate::core::settle::RunEvent;
 use crate::core::trigger;
 use crate::ports::{Outgoing, PubAck, StreamMessage};
@@ -118,7 +119,7 @@ impl Shard {
     /// Adopts a message of a run found in the stream at takeover, if it is the current one.
     pub fn adopt_message(&mut self, run_id: RunId, found: &StreamMessage) -> Option<LookedUp> {
         let live = self.runs.get_mut(&run_id)?;
-        let id = found.headers.get(ax_shared::subjects::header::MSG_ID).map(String::as_str);
+        let id = found.headers.get(header::MSG_ID).map(String::as_str);
         if id != Some(trigger::message_id(live.run()).as_str()) {
             return Some(LookedUp::Stale { seq: found.seq });
         }
@@ -126,6 +127,7 @@ impl Shard {
             live.phase = Phase::Out;
             let run = &mut live.ledger.run;
             run.decision = Some(crate::core::run::Decision::HandOver);
+            bind_to(run, found, &self.prefix);
             let group = run.group.clone();
             self.queues.begin(&group, run_id);
             self.mark_busy(run_id);
@@ -157,5 +159,24 @@ impl Shard {
         {
             self.closing.push(Reverse((at, run_id)));
         }
+    }
+}
+
+/// Binds a run to what it was published with: a leader that could not record it knows no more of it.
+fn bind_to(run: &mut Run, found: &StreamMessage, prefix: &Prefix) {
+    let rest = found.subject.strip_prefix(prefix.as_str()).and_then(|s| s.strip_prefix(".trigger."));
+    let mut tokens = rest.unwrap_or_default().split('.');
+    let (group, queue, profile) = (tokens.next(), tokens.next(), tokens.next());
+    if let (Some(Ok(group)), Some(Ok(queue)), Some(profile)) =
+        (group.map(Group::new), queue.map(Queue::new), profile.and_then(Profile::parse))
+    {
+        (run.group, run.queue, run.profile) = (group, queue, Some(profile));
+    }
+    let told = |name: &str| found.headers.get(name).map(String::as_str);
+    if let Some(Ok(handler)) = told(header::HANDLER).map(Handler::new) {
+        run.handler = handler;
+    }
+    if let Some(attempts) = told(header::MAX_ATTEMPTS).and_then(|text| text.parse().ok()) {
+        run.max_attempts = attempts;
     }
 }
