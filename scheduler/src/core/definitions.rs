@@ -429,6 +429,31 @@ mod tests {
     }
 
     #[test]
+    fn what_nobody_has_planned_yet_is_not_lost_when_another_change_takes_its_place() {
+        let paused = hourly(json!({"status": "paused"}));
+        let described = hourly(json!({"description": "x"}));
+        for (change, owed) in [
+            (Some(paused), vec![at(2), at(3), at(4)]),
+            (Some(described), vec![at(2), at(3)]),
+            (None, vec![at(2), at(3)]),
+        ] {
+            let row = TaskRow { rev: 9, ..after(&[(hourly(json!({})), at(1), at(4))]).1 };
+            let seen = |planned_rev| AcceptContext { planned_rev, ..cx(at(3), at(4)) };
+            let decided = |cx| match &change {
+                Some(change) => accept(Some(&row), change.clone(), cx).runs,
+                None => delete(Some(&row), cx).unwrap().runs,
+            };
+            let runs = decided(seen(8));
+            assert_eq!(runs.iter().map(|run| run.trigger_at).collect::<Vec<_>>(), owed);
+            for run in runs {
+                assert_eq!((run.state, run.adopted), (RunState::Pending, false), "any node may insert it");
+                assert_eq!(run.run_id, RunId::scheduled(&run.task_id, run.trigger_at));
+            }
+            assert!(decided(seen(9)).is_empty(), "the leader has planned them");
+        }
+    }
+
+    #[test]
     fn a_delay_sets_off_one_run_until_it_changes() {
         let delay = |seconds: u64, text: &str| definition(json!({"delay_seconds": seconds, "description": text}));
         let (accepted, row) = after(&[(delay(2_592_000, ""), at(0), at(0))]);

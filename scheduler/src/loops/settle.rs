@@ -63,11 +63,12 @@ async fn read(term: &Arc<Term>) -> Result<EndOfTerm, BusError> {
         };
         let mut failed = None;
         {
+            let now = term.cx.clock.now();
             let mut shard = term.shard();
             for item in chunk {
                 match item {
                     Ok(message) => {
-                        let applied = shard.apply_event(&message);
+                        let applied = shard.apply_event(&message, now);
                         note(&shard, &message, applied);
                     }
                     Err(e) => {

@@ -261,7 +261,7 @@ async fn read_to_end(cx: &Context, shard: &mut Shard, last_seq: u64) -> Result<(
         while shard.settled().seq < last_seq {
             match tokio::time::timeout(Duration::from_secs(5), events.next()).await {
                 Ok(Some(Ok(message))) => {
-                    shard.apply_event(&message);
+                    shard.apply_event(&message, cx.clock.now());
                 }
                 Ok(Some(Err(e))) => return Err(e),
                 Ok(None) => break,

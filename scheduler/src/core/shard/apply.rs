@@ -35,9 +35,10 @@ pub enum Applied {
 }
 
 impl Shard {
-    /// Applies the next message of AX_EVENTS, in stream order.
-    pub fn apply_event(&mut self, message: &StreamMessage) -> Applied {
-        self.latest = message.at;
+    /// Applies the next message of AX_EVENTS, in stream order. Waits that follow from it are counted from `now`: the
+    /// clocks of workers and of the server may be others.
+    pub fn apply_event(&mut self, message: &StreamMessage, now: Timestamp) -> Applied {
+        self.note_now(now);
         let applied = match events::read(&self.prefix, message) {
             Told::Worker { run, event } => match self.runs.get(&run.run_id).map(|live| live.run().address()) {
                 // Rights are given by subject: a worker of one group must not settle the runs of another.

@@ -37,7 +37,7 @@ impl Shard {
 
     /// Decides about every run that is due at `now`.
     pub fn fire(&mut self, now: Timestamp) -> FireReport {
-        self.latest = now;
+        self.note_now(now);
         let mut report = FireReport::default();
         while let Some(Reverse((_, id))) = self.due.peek().copied().filter(|Reverse((at, _))| *at <= now) {
             self.due.pop();

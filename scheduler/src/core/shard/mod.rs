@@ -32,6 +32,9 @@ pub use fire::{FireReport, Fired};
 pub use flush::{Effect, Flush};
 pub use publish::{LookedUp, Publish};
 
+/// A clock that is this much earlier than before has stepped, in milliseconds.
+const STEP_BACK_MS: i64 = 1000;
+
 /// Where a run is on the leader's path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
@@ -128,7 +131,7 @@ pub struct Shard {
     effects: Vec<Effect>,
     settled: EventsPosition,
     settled_dirty: bool,
-    /// The present instant, as last told by a caller or by the stream; workers' clocks are not trusted with waits.
+    /// The present instant, as last told by a caller; no other clock is trusted with waits.
     latest: Timestamp,
 }
 
@@ -502,6 +505,18 @@ impl Shard {
                 }),
             published_at: run.published_at.unwrap_or(run.publish_at),
         })
+    }
+
+    /// Takes notice of the present instant. When the clock has stepped back, waits that are under way do not grow.
+    fn note_now(&mut self, now: Timestamp) {
+        let back = now.millis_since(self.latest).min(0);
+        self.latest = now;
+        if back < -STEP_BACK_MS {
+            for heap in [&mut self.later, &mut self.closing] {
+                let moved = heap.drain().map(|Reverse((at, id))| Reverse((at.plus_millis(back), id)));
+                *heap = moved.collect::<Vec<_>>().into();
+            }
+        }
     }
 
     fn touch(&mut self, id: RunId) {

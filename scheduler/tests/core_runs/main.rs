@@ -1,5 +1,7 @@
 //! What each event does to a run, through the shard as the loops use it: no I/O, no clock.
 
+mod doubts;
+
 use std::sync::Arc;
 
 use ax_scheduler::core::definitions::TaskRow;
@@ -96,13 +98,16 @@ impl World {
 
     fn told(&mut self, subject: String, body: Value, now: i64) -> Applied {
         self.event_seq += 1;
-        self.shard.apply_event(&StreamMessage {
-            seq: self.event_seq,
-            subject,
-            headers: Default::default(),
-            payload: body.to_string().into(),
-            at: at(now),
-        })
+        self.shard.apply_event(
+            &StreamMessage {
+                seq: self.event_seq,
+                subject,
+                headers: Default::default(),
+                payload: body.to_string().into(),
+                at: at(now),
+            },
+            at(now),
+        )
     }
 
     fn run(&self, id: RunId) -> &Run {
