@@ -60,6 +60,8 @@ pub struct ShardState {
     pub definitions_rev: u64,
     /// Every instant up to here has its row.
     pub planned_until: Timestamp,
+    /// The revision that the watermark was last moved on: what changed after it is not planned up to there yet.
+    pub planned_rev: u64,
     /// How far AX_EVENTS has been settled.
     pub settled: EventsPosition,
 }

@@ -446,9 +446,42 @@ async fn a_missed_ack_deadline_delivers_again_and_a_poke_tells_when_it_was_the_l
     .await?;
     assert_eq!((&told["stream_seq"], &told["deliveries"]), (&dead.into(), &2.into()));
     assert!(world.a.trigger_at(dead).await?.is_some(), "it stays until it is deleted");
+    // What tells a leader that missed the advisory: delivered, there, and nothing that anybody could still answer.
+    let state = world.a.consumer(&name).await?.context("no consumer")?;
+    assert_eq!((state.delivered_seq, state.pending, state.ack_pending), (dead, 1, 0));
     let taken = world.worker.next(&name).await?;
     assert_eq!((taken.seq, taken.number), (waiting, 1), "the poke took nothing");
     assert!(world.a.poke("nobody-default-t1r0").await.is_err());
+    Ok(())
+}
+
+async fn an_answer_is_told_with_the_number_of_the_delivery_that_it_answers(world: World) -> Result<()> {
+    let world = world.prepared().await?;
+    let name = consumer(60_000, 3)?;
+    world.a.ensure_consumer(&name).await?;
+    let seq = world.a.publisher().await?.publish(trigger(&name, run(), 1)).await?.seq;
+    let first = world.worker.next(&name).await?;
+    first.nak(Duration::ZERO).await?;
+    let (naked, _) = event(&world, 0, "$JS.EVENT.ADVISORY.CONSUMER.MSG_NAKED.AX_TRIGGERS.").await?;
+    assert_eq!(world.worker.next(&name).await?.number, 2);
+    first.ack().await?;
+    let (_, body) = event(&world, naked.seq, "$JS.EVENT.METRIC.CONSUMER.ACK.AX_TRIGGERS.").await?;
+    assert_eq!((&body["stream_seq"], &body["deliveries"]), (&seq.into(), &1.into()));
+    assert_eq!(world.a.trigger_at(seq).await?, None);
+    Ok(())
+}
+
+async fn a_message_deleted_while_a_worker_has_it_is_told_to_be_terminated(world: World) -> Result<()> {
+    let world = world.prepared().await?;
+    let name = consumer(60_000, 3)?;
+    world.a.ensure_consumer(&name).await?;
+    let publisher = world.a.publisher().await?;
+    let seq = publisher.publish(trigger(&name, run(), 1)).await?.seq;
+    world.worker.next(&name).await?;
+    assert!(publisher.delete(seq).await?);
+    let (_, body) = event(&world, 0, "$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.AX_TRIGGERS.").await?;
+    assert_eq!((&body["stream_seq"], &body["deliveries"]), (&seq.into(), &1.into()));
+    assert_eq!(world.a.consumer(&name).await?.map(|state| state.ack_pending), Some(0));
     Ok(())
 }
 
@@ -596,6 +629,8 @@ conformance!(
     an_acked_message_leaves_and_makes_a_metric,
     a_naked_message_comes_again_and_a_termed_one_does_not,
     a_missed_ack_deadline_delivers_again_and_a_poke_tells_when_it_was_the_last,
+    an_answer_is_told_with_the_number_of_the_delivery_that_it_answers,
+    a_message_deleted_while_a_worker_has_it_is_told_to_be_terminated,
     a_consumer_delivers_its_own_lane_only,
     events_are_read_in_order_from_where_asked,
     an_idempotency_key_means_one_run_for_its_window,

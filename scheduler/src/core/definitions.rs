@@ -88,6 +88,8 @@ pub struct DefinitionView {
     pub tasks: std::collections::HashMap<TaskId, TaskRow>,
     /// The planning watermark.
     pub planned_until: Timestamp,
+    /// The revision that it was last moved on: rows of later ones are not planned up to there.
+    pub planned_rev: u64,
 }
 
 impl TaskRow {
@@ -144,6 +146,8 @@ pub struct AcceptContext {
     pub now: Timestamp,
     /// The planning watermark: every instant up to here has its row.
     pub planned_until: Timestamp,
+    /// The revision that it was last moved on: rows of later ones are not planned up to there.
+    pub planned_rev: u64,
     /// The id of the run that `delay_seconds` may set off.
     pub fresh_run_id: RunId,
 }
@@ -191,6 +195,8 @@ pub fn accept(existing: Option<&TaskRow>, new: TaskDefinition, cx: AcceptContext
 
     if let Some(old) = live {
         let status = (old.definition.status, row.definition.status);
+        // Rows up to the watermark are taken to exist below, and the leader will only see the new row.
+        runs.extend(unplanned(old, if status.1 == Status::Paused { cx.planned_until } else { now }, cx));
         if !same_schedule(&old.definition, &row.definition) {
             runs.extend(unjudged(old, cx));
         } else {
@@ -229,7 +235,8 @@ pub fn accept(existing: Option<&TaskRow>, new: TaskDefinition, cx: AcceptContext
 pub fn delete(existing: Option<&TaskRow>, cx: AcceptContext) -> Option<Accepted> {
     let live = existing.filter(|row| row.deleted_at.is_none())?;
     let row = TaskRow { version: live.version + 1, updated_at: cx.now, deleted_at: Some(cx.now), ..live.clone() };
-    Some(Accepted { change: Change::Deleted, row: Some(row), runs: unjudged(live, cx).into_iter().collect() })
+    let runs = unplanned(live, cx.now, cx).into_iter().chain(unjudged(live, cx)).collect();
+    Some(Accepted { change: Change::Deleted, row: Some(row), runs })
 }
 
 fn same_schedule(a: &TaskDefinition, b: &TaskDefinition) -> bool {
@@ -241,6 +248,28 @@ fn delayed_run(row: &TaskRow, seconds: u64, cx: AcceptContext) -> Run {
     let ms = i64::try_from(seconds).unwrap_or(i64::MAX).saturating_mul(1000);
     let due = cx.now.plus_millis(ms);
     row.new_run(cx.fresh_run_id, RunKind::Delay, due, due, cx.now)
+}
+
+/// Rows of instants up to `until` that `row` owes and that nobody has planned: the leader has not taken it up yet, and
+/// now another takes its place. They are pending, and judged at their instant on the definition of then.
+fn unplanned(row: &TaskRow, until: Timestamp, cx: AcceptContext) -> Vec<Run> {
+    let definition = &row.definition;
+    if definition.status == Status::Paused || row.rev <= cx.planned_rev {
+        return Vec::new();
+    }
+    let expr = definition.cron_expr.as_deref();
+    let Some(Ok(schedule)) = expr.map(|expr| Schedule::parse(expr, &definition.timezone)) else { return Vec::new() };
+    let kind = if schedule.is_every() { RunKind::Every } else { RunKind::Cron };
+    // What lies after the watermark is nobody's yet, and told by `unjudged` or owed by the new row.
+    let until = until.min(cx.planned_until);
+    let mut at = row.effective_at.max(row.updated_at);
+    let mut runs = Vec::new();
+    while let Some(next) = schedule.next_after(at, row.anchor_at).filter(|next| *next <= until) {
+        let run_id = RunId::scheduled(&definition.task_id, next);
+        runs.push(Run { adopted: false, ..row.new_run(run_id, kind, next, next, cx.now) });
+        at = next;
+    }
+    runs
 }
 
 /// The row of the history for the instants up to now that `row` owed and that will not be judged once it is replaced:
@@ -278,7 +307,12 @@ mod tests {
     }
 
     fn cx(now: Timestamp, planned_until: Timestamp) -> AcceptContext {
-        AcceptContext { now, planned_until, fresh_run_id: RunId(uuid::Uuid::from_u128(now.as_millis() as u128)) }
+        AcceptContext {
+            now,
+            planned_until,
+            planned_rev: u64::MAX,
+            fresh_run_id: RunId(uuid::Uuid::from_u128(now.as_millis() as u128)),
+        }
     }
 
     fn definition(more: Value) -> TaskDefinition {
@@ -391,6 +425,31 @@ mod tests {
             let [run] = &accepted.runs[..] else { panic!("{:?}", accepted.runs) };
             assert_eq!((run.kind, run.state), (RunKind::Missed, RunState::Skipped));
             assert_eq!(run.stretch, Some(Stretch { from: at(6), to: at(9), count: 4 }));
+        }
+    }
+
+    #[test]
+    fn what_nobody_has_planned_yet_is_not_lost_when_another_change_takes_its_place() {
+        let paused = hourly(json!({"status": "paused"}));
+        let described = hourly(json!({"description": "x"}));
+        for (change, owed) in [
+            (Some(paused), vec![at(2), at(3), at(4)]),
+            (Some(described), vec![at(2), at(3)]),
+            (None, vec![at(2), at(3)]),
+        ] {
+            let row = TaskRow { rev: 9, ..after(&[(hourly(json!({})), at(1), at(4))]).1 };
+            let seen = |planned_rev| AcceptContext { planned_rev, ..cx(at(3), at(4)) };
+            let decided = |cx| match &change {
+                Some(change) => accept(Some(&row), change.clone(), cx).runs,
+                None => delete(Some(&row), cx).unwrap().runs,
+            };
+            let runs = decided(seen(8));
+            assert_eq!(runs.iter().map(|run| run.trigger_at).collect::<Vec<_>>(), owed);
+            for run in runs {
+                assert_eq!((run.state, run.adopted), (RunState::Pending, false), "any node may insert it");
+                assert_eq!(run.run_id, RunId::scheduled(&run.task_id, run.trigger_at));
+            }
+            assert!(decided(seen(9)).is_empty(), "the leader has planned them");
         }
     }
 

@@ -4,7 +4,7 @@
 //! turns, so that one with a long queue or a full window holds up nobody.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 
 use ax_shared::{Group, RunId, Timestamp};
 
@@ -30,7 +30,7 @@ impl GroupQueue {
 /// All delivery queues.
 #[derive(Debug, Default)]
 pub struct DeliveryQueues {
-    groups: HashMap<Group, GroupQueue>,
+    groups: BTreeMap<Group, GroupQueue>,
     turn: VecDeque<Group>,
 }
 

@@ -144,6 +144,8 @@ pub enum Intent {
     Cancel,
     /// Delete the message whose deliveries are used up and end the run as failed or timed out.
     Bury,
+    /// Nothing is being done yet: events about it were lost, so that its absence proves nothing.
+    Doubt,
 }
 
 /// A run's current message in AX_TRIGGERS.
@@ -151,7 +153,7 @@ pub enum Intent {
 pub struct Message {
     /// Incarnation of the stream: its creation time as the server tells it, RFC 3339 with nanoseconds.
     pub incarnation: String,
-    /// Stream sequence.
+    /// Stream sequence; 0 = not known, for a run that has ended and may have messages in the stream all the same.
     pub seq: u64,
     /// Whether the message may still be in the stream. False once its ack was seen or its deletion was answered.
     pub open: bool,

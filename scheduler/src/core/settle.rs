@@ -125,6 +125,11 @@ pub enum RunEvent {
         /// When.
         at: Timestamp,
     },
+    /// Its message is gone, or will not be delivered again, and nobody told what became of it.
+    Lost {
+        /// When that was found out.
+        at: Timestamp,
+    },
     /// The stream refused the message for good.
     Refused {
         /// Why.
@@ -161,6 +166,7 @@ impl RunEvent {
             | Self::Terminated { at, .. }
             | Self::Exhausted { at, .. }
             | Self::Reconciled { at }
+            | Self::Lost { at }
             | Self::Refused { at, .. }
             | Self::Ended { at, .. } => Some(*at),
             Self::Progress { .. } | Self::Closed => None,
@@ -248,7 +254,7 @@ impl Ledger {
                 Outcome::Ignored
             }
             RunEvent::Succeeded { attempt, result, worker_id, started_at, at } => {
-                if !self.enter(attempt, at) {
+                if !self.enter(attempt, at) && !self.is_lost_success(attempt) {
                     return Outcome::Ignored;
                 }
                 self.run.result = result;
@@ -290,9 +296,7 @@ impl Ledger {
             }
             RunEvent::Acked { deliveries, delivered_at, at } => {
                 let attempt = self.attempt_of(deliveries);
-                if let Some(message) = &mut self.run.message {
-                    message.open = false;
-                }
+                self.message_is_gone();
                 match self.outcome_of(attempt) {
                     // The event outranks the ack: this attempt did not succeed, and its message is gone.
                     Some(AttemptOutcome::Failed | AttemptOutcome::TimedOut | AttemptOutcome::Released)
@@ -329,9 +333,7 @@ impl Ledger {
             }
             RunEvent::Terminated { deliveries, at } => {
                 let attempt = self.attempt_of(deliveries);
-                if let Some(message) = &mut self.run.message {
-                    message.open = false;
-                }
+                self.message_is_gone();
                 self.enter(attempt, at);
                 if self.outcome_of(attempt).is_none() {
                     let error = "the worker terminated the message".to_owned();
@@ -352,12 +354,17 @@ impl Ledger {
                 self.finish(self.end_of(attempt), self.error_of(attempt), at)
             }
             RunEvent::Reconciled { at } => {
-                if let Some(message) = &mut self.run.message {
-                    message.open = false;
-                }
+                self.message_is_gone();
                 let attempt = self.run.attempt.max(self.run.attempt_base + 1);
                 self.enter(attempt, at);
                 self.succeed(attempt, None, None, at, Some("reconciled: its message was acknowledged"))
+            }
+            RunEvent::Lost { at } => {
+                if self.run.attempt > self.run.attempt_base && self.outcome_of(self.run.attempt).is_none() {
+                    let error = "its message was lost, and nobody told what became of it".to_owned();
+                    self.close_attempt(self.run.attempt, AttemptOutcome::Lost, None, Some(error), at);
+                }
+                Outcome::Replace
             }
             RunEvent::Refused { reason, at } => {
                 self.finish(RunState::Failed, Some(format!("the trigger could not be published: {reason}")), at)
@@ -372,32 +379,63 @@ impl Ledger {
         }
     }
 
+    /// The current message is not in the stream any more. Of a run that had others the deletion may have failed: it
+    /// stays open until everything under its subjects is known to be gone.
+    fn message_is_gone(&mut self) {
+        let only = self.run.message_no == 1;
+        if let Some(message) = self.run.message.as_mut().filter(|_| only) {
+            message.open = false;
+        }
+    }
+
     /// A final run only learns whether its message is still open.
     fn apply_to_final(&mut self, event: &RunEvent) -> Outcome {
         if let RunEvent::Published { message, at } = event
-            && self.run.message.is_none()
+            && self.run.message.as_ref().is_none_or(|m| m.seq == 0)
         {
             // The outcome overtook the PubAck.
             self.run.message = Some(message.clone());
             self.run.published_at.get_or_insert(*at);
             return Outcome::Moved;
         }
-        let Some(message) = &mut self.run.message else { return Outcome::Ignored };
-        match event {
-            RunEvent::Acked { .. } | RunEvent::Terminated { .. } | RunEvent::Closed if message.open => {
-                message.open = false;
-                Outcome::Closed
-            }
-            _ => Outcome::Ignored,
+        let only = self.run.message_no == 1;
+        let Some(message) = self.run.message.as_mut().filter(|m| m.open) else { return Outcome::Ignored };
+        let closed = match event {
+            RunEvent::Acked { .. } | RunEvent::Terminated { .. } => only,
+            RunEvent::Closed => true,
+            _ => false,
+        };
+        if !closed {
+            return Outcome::Ignored;
         }
+        message.open = false;
+        Outcome::Closed
     }
 
-    /// A new message is to take the place of the old one: the attempts made so far are its base.
-    pub fn replace_message(&mut self) {
-        self.run.attempt_base = self.run.attempt;
+    /// A new message is to take the place of the old one: the attempts made so far are its base. Of a lost one nobody
+    /// knows how many there were: its base is what there can have been, and at least one attempt is left, since in
+    /// doubt ax publishes again.
+    pub fn replace_message(&mut self, is_loss: bool) {
+        if is_loss {
+            let left = self.run.max_attempts.saturating_sub(self.run.attempt).max(1);
+            let deliveries = self.run.profile.map_or(1, ax_shared::Profile::max_deliver);
+            self.run.attempt_base = self.run.attempt.max(self.run.attempt_base.saturating_add(deliveries));
+            self.run.max_attempts = self.run.attempt_base.saturating_add(left);
+        } else {
+            self.run.attempt_base = self.run.attempt;
+        }
         self.run.message_no += 1;
         self.run.message = None;
+        self.run.intent = self.run.intent.filter(|intent| *intent != Intent::Doubt);
         self.run.state = RunState::Pending;
+    }
+
+    /// Whether a success of an attempt below the base counts: it was given up for lost, and no later one has begun.
+    fn is_lost_success(&self, attempt: u32) -> bool {
+        attempt > 0
+            && attempt <= self.run.attempt_base
+            && self.run.attempt <= self.run.attempt_base
+            && matches!(self.outcome_of(attempt), None | Some(AttemptOutcome::Lost))
     }
 
     /// Whether the attempt may still decide the run; if it is a later one, what lies before it has timed out.
@@ -458,6 +496,10 @@ impl Ledger {
         self.run.reason = reason;
         self.run.finished_at = Some(at);
         self.run.intent = None;
+        if self.run.message.is_none() && self.run.decision.is_some() {
+            // It may be in the stream all the same: the outcome overtook the PubAck, or an earlier message was left.
+            self.run.message = Some(Message { incarnation: String::new(), seq: 0, open: true });
+        }
         Outcome::Final
     }
 

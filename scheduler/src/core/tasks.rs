@@ -10,10 +10,6 @@ use crate::core::run::{Run, RunState, Stretch};
 use crate::core::schedule::{Schedule, ScheduleError};
 use crate::core::wheel::{Due, EntryId, Wheel};
 
-/// How far before the watermark a changed task may be planned again, in milliseconds: far more than the time in which
-/// a leader takes up a change.
-pub const CHANGED_WINDOW_MS: i64 = 60_000;
-
 /// A compiled definition.
 #[derive(Debug, Clone)]
 pub struct Task {
@@ -133,19 +129,22 @@ pub struct Tasks {
     by_id: HashMap<TaskId, u32>,
     wheel: Wheel,
     planned_until: Timestamp,
+    /// No leader has planned anything in this database: what the tasks owe up to the watermark was missed.
+    never_planned: bool,
     due: Vec<Due>,
 }
 
 impl Tasks {
-    /// No tasks, planned until `planned_until`.
+    /// No tasks, planned until `planned_until`, or `never_planned` at all.
     #[must_use]
-    pub fn new(planned_until: Timestamp) -> Self {
+    pub fn new(planned_until: Timestamp, never_planned: bool) -> Self {
         Self {
             slots: Vec::new(),
             free: Vec::new(),
             by_id: HashMap::new(),
             wheel: Wheel::new(planned_until.as_millis()),
             planned_until,
+            never_planned,
             due: Vec::new(),
         }
     }
@@ -214,11 +213,15 @@ impl Tasks {
     /// that. The wheel moves on; the watermark does when [`Self::planned`] confirms the pass.
     pub fn plan(&mut self, until: Timestamp, now: Timestamp, changed: &[TaskId]) -> PlanPass {
         let mut pass = PlanPass { rows: Vec::new(), until, recovers: false };
-        let oldest = self.planned_until.plus_millis(-CHANGED_WINDOW_MS);
         for id in changed {
             if let Some(task) = self.get(id) {
-                // Owed since the change was accepted, and before that already planned for the definition of then.
-                let from = task.row.effective_at.max(task.row.updated_at).max(oldest);
+                if self.never_planned {
+                    pass.recovers |= task.plan(task.row.effective_at, self.planned_until, now, &mut pass.rows);
+                    continue;
+                }
+                // Owed since the change was accepted, and before that already planned for the definition of then. Each
+                // for itself: some may have rows already, and those must not lie in a stretch as well.
+                let from = task.row.effective_at.max(task.row.updated_at);
                 task.plan_each(from, self.planned_until, now, &mut pass.rows);
             }
         }
@@ -238,5 +241,6 @@ impl Tasks {
     /// A pass is in the database: the watermark has moved.
     pub fn planned(&mut self, until: Timestamp) {
         self.planned_until = self.planned_until.max(until);
+        self.never_planned = false;
     }
 }

@@ -20,7 +20,10 @@ pub(super) async fn run(term: Arc<Term>) -> EndOfTerm {
     loop {
         loop {
             let due_before = term.cx.clock.now() + term.cx.settings.plan_horizon;
+            let taking_up = term.taking_up.lock().await;
             let answer = store.adopt_runs(term.epoch, due_before, BATCH).await;
+            let held = answer.as_ref().map_or(Vec::new(), |runs| term.shard().hold_runs(runs.iter().cloned()));
+            drop(taking_up);
             let runs = match term.done("adopt", answer).await {
                 Ok(Some(runs)) => runs,
                 Ok(None) => continue,
@@ -40,7 +43,7 @@ pub(super) async fn run(term: Arc<Term>) -> EndOfTerm {
                     "planned"
                 );
             }
-            term.shard().add_runs(runs);
+            term.shard().release_runs(&held);
             if count > 0 {
                 term.wake.fire.notify_one();
             }
@@ -62,13 +65,13 @@ async fn definitions_as_new(term: &Arc<Term>) -> Result<(), EndOfTerm> {
             break shard.definitions_rev;
         }
     };
-    let mut loaded = term.definitions.subscribe();
-    if *loaded.borrow() < wanted {
+    if term.definitions.get() < wanted {
         term.wake.plan.notify_one();
     }
     tokio::select! {
+        biased;
         () = term.ended.cancelled() => Err(EndOfTerm::Stopped),
-        reached = loaded.wait_for(|rev| *rev >= wanted) => reached.map(|_| ()).map_err(|_| EndOfTerm::Stopped),
+        () = term.definitions.reached(wanted) => Ok(()),
     }
 }
 
@@ -78,6 +81,7 @@ pub(super) async fn hints(term: Arc<Term>) -> EndOfTerm {
         match term.cx.bus.hints().await {
             Ok(mut hints) => loop {
                 let hint = tokio::select! {
+                    biased;
                     () = term.ended.cancelled() => return EndOfTerm::Stopped,
                     hint = hints.next() => hint,
                 };

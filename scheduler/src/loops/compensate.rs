@@ -7,7 +7,7 @@ use std::time::Duration;
 use ax_shared::Group;
 
 use super::term::{ensure_consumers, group_configs, publish_group_configs};
-use super::{EndOfTerm, Term, pause, reconcile};
+use super::{EndOfTerm, Term, pause, reconcile, settle};
 use crate::metrics as names;
 use crate::ports::BusError;
 
@@ -47,6 +47,7 @@ async fn tend_consumers(term: &Arc<Term>, unused: &mut HashMap<String, Duration>
     if !term.may_act() {
         return Ok(());
     }
+    settle::note_triggers(term, &term.cx.bus.triggers().await?);
     let (needed, groups) = {
         let mut shard = term.shard();
         let expired = shard.expire_signals(term.cx.clock.now().plus_millis(-SIGNAL_LIFE_MS));

@@ -11,6 +11,7 @@ use ax_shared::RunId;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 
+use super::settle::note_triggers;
 use super::{EndOfTerm, Term, pause};
 use crate::core::{trace, trigger};
 use crate::failpoint::die_at;
@@ -95,6 +96,7 @@ async fn publish(term: &Arc<Term>, publisher: &Arc<dyn Publisher>) -> Option<End
             return None;
         }
         tokio::select! {
+            biased;
             Some((run_id, answer, took, told)) = in_flight.next(), if !in_flight.is_empty() => {
                 // Neither a yes nor a no within its time: the connection has stalled. A new one begins with a look at
                 // the lease; this one must not send its buffer when it thaws.
@@ -102,7 +104,13 @@ async fn publish(term: &Arc<Term>, publisher: &Arc<dyn Publisher>) -> Option<End
                     tracing::warn!("the publishing connection has stalled");
                     publisher.close().await;
                 }
-                answered(term, run_id, answer, told);
+                if !answered(term, run_id, answer, told) {
+                    // Nothing is taken for news of this stream before it is known which one it is.
+                    match term.cx.bus.triggers().await {
+                        Ok(triggers) => note_triggers(term, &triggers),
+                        Err(_) => publisher.close().await,
+                    }
+                }
             }
             () = term.wake.deliver.notified(), if !stopping => {}
             () = term.ended.cancelled(), if !stopping => {}
@@ -111,7 +119,9 @@ async fn publish(term: &Arc<Term>, publisher: &Arc<dyn Publisher>) -> Option<End
     }
 }
 
-fn answered(term: &Term, run_id: RunId, answer: Result<PubAck, PublishError>, told: Option<Publishing>) {
+/// Takes note of an answer; false when it cannot be one of the stream that is known.
+fn answered(term: &Term, run_id: RunId, answer: Result<PubAck, PublishError>, told: Option<Publishing>) -> bool {
+    let mut is_known_stream = true;
     let now = term.cx.clock.now();
     let mut shard = term.shard();
     if let Some(told) = told {
@@ -127,7 +137,7 @@ fn answered(term: &Term, run_id: RunId, answer: Result<PubAck, PublishError>, to
     let result = match answer {
         Ok(ack) => {
             die_at("publish.acked");
-            shard.published(run_id, ack, now);
+            is_known_stream = shard.published(run_id, ack, now);
             if let Some(run) = shard.run(run_id) {
                 tracing::info!(
                     target: "ax::run",
@@ -160,4 +170,5 @@ fn answered(term: &Term, run_id: RunId, answer: Result<PubAck, PublishError>, to
     if result != "ok" {
         term.wake.fire.notify_one();
     }
+    is_known_stream
 }

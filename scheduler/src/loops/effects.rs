@@ -12,6 +12,7 @@ use crate::core::settle::RunEvent;
 use crate::core::shard::Effect;
 use crate::core::trace;
 use crate::metrics as names;
+use crate::ports::{Publisher, StreamMessage};
 
 /// Effects under way at once.
 const AT_ONCE: usize = 64;
@@ -23,6 +24,7 @@ pub(super) async fn run(term: Arc<Term>, mut effects: mpsc::UnboundedReceiver<(E
     let slots = Arc::new(Semaphore::new(AT_ONCE));
     loop {
         let next = tokio::select! {
+            biased;
             () = term.ended.cancelled() => return EndOfTerm::Stopped,
             next = effects.recv() => next,
         };
@@ -65,48 +67,73 @@ async fn notice(term: &Term, run: &Run) {
     term.cx.bus.tell(subject, body.to_string().into()).await;
 }
 
-/// Deletes a message; with `bury`, leaves a copy for operators if it is still there.
+/// Deletes a message; with `bury`, leaves a copy for operators if it is still there. Of a run that has ended, everything
+/// that may be left under its subjects goes, too: an earlier message whose deletion failed, one whose PubAck is not known.
 async fn delete(term: &Arc<Term>, run: &Run, seq: u64, incarnation: &str, bury: bool) {
+    let current = run.message.as_ref().is_some_and(|m| m.seq == seq);
     let gone = async {
-        if term.cx.bus.triggers().await.ok()?.incarnation != incarnation {
-            return Some(false);
-        }
+        let bus = &term.cx.bus;
         let publisher = term.publisher()?;
-        if bury
-            && let Some(message) = term.cx.bus.trigger_at(seq).await.ok()?
-            && term.may_act()
-        {
-            let outgoing = crate::ports::Outgoing {
-                subject: term.cx.prefix.dead(&run.address()),
-                headers: vec![
-                    (ax_shared::subjects::header::MSG_ID, format!("{}:{}:dead", run.run_id, run.message_no)),
-                    ("Ax-Dead-Reason", run.reason.clone().unwrap_or_default().replace(['\r', '\n'], " ")),
-                    ("Ax-Dead-Subject", message.subject.clone()),
-                    ("Ax-Dead-Attempts", run.attempt.to_string()),
-                ],
-                payload: message.payload,
-            };
-            publisher.publish(outgoing).await.ok()?;
+        if seq > 0 && bus.triggers().await.ok()?.incarnation == incarnation {
+            let message = if bury { bus.trigger_at(seq).await.ok()? } else { None };
+            take_out(term, &publisher, run, seq, message).await?;
         }
-        if !term.may_act() {
-            return None;
+        if current && run.state.is_final() && (seq == 0 || run.message_no > 1) {
+            while let Some(message) = bus.last_trigger(&any_trigger(&term.cx.prefix, run)).await.ok()? {
+                take_out(term, &publisher, run, message.seq, Some(message).filter(|_| bury)).await?;
+            }
         }
-        publisher.delete(seq).await.ok()
+        Some(())
     };
     let answered = gone.await.is_some();
-    let current = run.message.as_ref().is_some_and(|m| m.seq == seq);
     if !current {
-        // A replaced message; if its deletion was not answered, the takeover or the worker's check deals with it.
+        // A replaced message: if its deletion was not answered, it goes when the run ends.
         return;
     }
     let mut shard = term.shard();
     if answered {
-        shard.message_closed(run.run_id);
+        shard.message_closed(run.run_id, seq);
         drop(shard);
         term.wake.flush.notify_one();
     } else if run.state.is_final() {
         shard.close_again(run.run_id, term.cx.clock.now().plus_millis(DELETE_AGAIN_MS));
+        drop(shard);
+        term.wake.fire.notify_one();
     }
+}
+
+/// Deletes one message, after leaving a copy where one is given. None = not known.
+async fn take_out(
+    term: &Term,
+    publisher: &Arc<dyn Publisher>,
+    run: &Run,
+    seq: u64,
+    copy: Option<StreamMessage>,
+) -> Option<()> {
+    if let Some(message) = copy.filter(|message| message.subject.ends_with(&run.run_id.to_string()))
+        && term.may_act()
+    {
+        let outgoing = crate::ports::Outgoing {
+            subject: term.cx.prefix.dead(&run.address()),
+            headers: vec![
+                (ax_shared::subjects::header::MSG_ID, format!("{}:{}:dead", run.run_id, run.message_no)),
+                ("Ax-Dead-Reason", run.reason.clone().unwrap_or_default().replace(['\r', '\n'], " ")),
+                ("Ax-Dead-Subject", message.subject.clone()),
+                ("Ax-Dead-Attempts", run.attempt.to_string()),
+            ],
+            payload: message.payload,
+        };
+        publisher.publish(outgoing).await.ok()?;
+    }
+    if !term.may_act() {
+        return None;
+    }
+    publisher.delete(seq).await.ok().map(drop)
+}
+
+/// The subjects that a run's messages have, whatever its definition was when they were published.
+pub(super) fn any_trigger(prefix: &ax_shared::Prefix, run: &Run) -> String {
+    format!("{}.trigger.*.*.*.{}.{}", prefix.as_str(), run.task_id, run.run_id)
 }
 
 /// Takes a run's message back, reads past everything that was told before that, then ends it: a success that was
@@ -129,7 +156,7 @@ async fn cancel(term: &Arc<Term>, run: &Run) {
         if taken_back.await.is_some() {
             let at = term.cx.clock.now();
             term.shard().apply(run.run_id, RunEvent::Ended { state: RunState::Cancelled, reason: "task_deleted", at });
-            term.shard().message_closed(run.run_id);
+            term.shard().message_closed(run.run_id, o.seq);
             term.wake.flush.notify_one();
             return;
         }

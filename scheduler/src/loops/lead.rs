@@ -54,6 +54,7 @@ async fn follow(
     stop: &CancellationToken,
 ) -> Option<HeldLease> {
     let answer = tokio::select! {
+        biased;
         () = stop.cancelled() => return None,
         answer = cx.bus.ask_leader(ASK_TIMEOUT) => answer,
     };

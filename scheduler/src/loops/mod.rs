@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use ax_shared::{Prefix, RunId};
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 
 use crate::core::lease::Trust;
@@ -184,6 +184,7 @@ impl std::fmt::Display for Chain<'_> {
 /// Waits for a signal, at most `timeout`; false when the term has ended.
 pub(crate) async fn wait(signal: &Notify, timeout: Duration, ended: &CancellationToken) -> bool {
     tokio::select! {
+        biased;
         () = ended.cancelled() => false,
         () = signal.notified() => true,
         () = tokio::time::sleep(timeout) => true,
@@ -193,13 +194,51 @@ pub(crate) async fn wait(signal: &Notify, timeout: Duration, ended: &Cancellatio
 /// Waits; false when the term has ended.
 pub(crate) async fn pause(timeout: Duration, ended: &CancellationToken) -> bool {
     tokio::select! {
+        biased;
         () = ended.cancelled() => false,
         () = tokio::time::sleep(timeout) => true,
     }
 }
 
 pub(crate) type SharedBool = Arc<AtomicBool>;
-pub(crate) type Applied = watch::Sender<u64>;
+
+/// How far something has come, for those that wait for it; they go on in the order in which they began to wait.
+#[derive(Debug, Default)]
+pub(crate) struct Progress {
+    at: AtomicU64,
+    moved: Notify,
+}
+
+impl Progress {
+    pub(crate) fn new(at: u64) -> Self {
+        Self { at: AtomicU64::new(at), moved: Notify::new() }
+    }
+
+    /// It is at `at` now, which may be less than before: what it counts may begin anew.
+    pub(crate) fn set(&self, at: u64) {
+        self.at.store(at, Ordering::SeqCst);
+        self.moved.notify_waiters();
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.at.load(Ordering::SeqCst)
+    }
+
+    /// Waits until it has come to `at`.
+    pub(crate) async fn reached(&self, at: u64) {
+        loop {
+            let moved = self.moved.notified();
+            let mut moved = std::pin::pin!(moved);
+            // Before looking, so that what moves while looking wakes.
+            moved.as_mut().enable();
+            if self.get() >= at {
+                return;
+            }
+            moved.await;
+        }
+    }
+}
+
 pub(crate) type BlockedSender = mpsc::UnboundedSender<Blocked>;
 pub(crate) type ShardCell = Mutex<Shard>;
 pub(crate) type Millis = AtomicU64;

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 
 use ax_shared::TaskId;
 
+use super::settle::note_triggers;
 use super::term::{ensure_consumers, group_configs, publish_group_configs};
 use super::{EndOfTerm, Term, wait};
 use crate::core::tasks::PlanPass;
@@ -20,7 +21,7 @@ const BATCH: usize = 1000;
 /// Runs the loop: a pass every quarter of the horizon, or when definitions changed.
 pub(super) async fn run(term: Arc<Term>) -> EndOfTerm {
     let every = term.cx.settings.plan_horizon / 4;
-    let mut changed = term.shard().recently_changed();
+    let mut changed = term.shard().changed_since_planned();
     loop {
         match run_once(&term, std::mem::take(&mut changed)).await {
             Ok(()) => {}
@@ -116,10 +117,17 @@ async fn take_up_missing(term: &Arc<Term>) -> Result<(), EndOfTerm> {
     if !term.rows_in_doubt.swap(false, Ordering::Relaxed) {
         return Ok(());
     }
+    let taking_up = term.taking_up.lock().await;
     let known = term.shard().run_ids();
     let Some(rows) = term.done("unfinished", term.cx.store.unfinished(term.epoch).await).await? else {
         return Ok(());
     };
+    let Some(state) = term.done("definitions_rev", term.cx.store.shard().await).await? else { return Ok(()) };
+    if state.definitions_rev > term.shard().definitions_rev() {
+        // One of them may be of a task that is not known yet: the next pass has loaded it.
+        term.rows_in_doubt.store(true, Ordering::Relaxed);
+        return Ok(());
+    }
     let missing: Vec<_> = rows
         .into_iter()
         .filter(|run| !known.contains(&run.run_id) && !run.state.is_final() && run.message.is_none())
@@ -131,6 +139,7 @@ async fn take_up_missing(term: &Arc<Term>) -> Result<(), EndOfTerm> {
         );
         term.shard().add_runs(missing);
     }
+    drop(taking_up);
     Ok(())
 }
 
@@ -160,13 +169,14 @@ async fn reload(term: &Arc<Term>, seen_rev: u64) -> Result<Vec<TaskId>, EndOfTer
     let names: std::collections::BTreeSet<_> = names.into_iter().collect();
     // Without NATS the lease runs out and the next leader makes them; planning must not wait for that.
     let made = async {
+        note_triggers(term, &term.cx.bus.triggers().await?);
         ensure_consumers(&term.cx, names).await?;
         publish_group_configs(&term.cx, groups).await
     };
     if let Err(e) = made.await {
         tracing::warn!(error = %e, "consumers of changed tasks could not be made; the next sweep tries again");
     }
-    term.definitions.send_replace(rev);
+    term.definitions.set(rev);
     tracing::info!(rev, tasks = changed.len(), "definitions reloaded");
     Ok(changed)
 }

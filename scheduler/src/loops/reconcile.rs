@@ -2,8 +2,8 @@
 //!
 //! An absent message means success only if (1) the stream's incarnation is the row's, (2) its consumer has delivered
 //! it, (3) AX_EVENTS has been read past the last sequence that it had after the absence was seen, (4) no failure,
-//! release or TERM of this message was read, and (5) the row carries no intent of ours. Everything else stays in doubt,
-//! outstanding and counted.
+//! release or TERM of this message was read, and (5) the row carries no intent of ours. In doubt ax publishes again: a
+//! new message takes the place of the lost one, after a wait in which news of the old one still counts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,8 +12,12 @@ use ax_shared::RunId;
 use futures::StreamExt;
 use tokio::sync::{Semaphore, mpsc};
 
+use super::effects::any_trigger;
+use super::settle::note_triggers;
 use super::{Blocked, EndOfTerm, Term, fire, pause};
+use crate::core::run::Intent;
 use crate::core::settle::{Outcome, RunEvent};
+use crate::core::shard::{LookedUp, Outstanding};
 use crate::metrics as names;
 use crate::ports::BusError;
 
@@ -31,7 +35,11 @@ pub(super) enum Finding {
     Succeeded,
     /// The run is not outstanding (any more).
     Settled,
-    /// It is gone, and something speaks against an ack.
+    /// It is in the stream, and its deliveries are used up, which nobody told.
+    Exhausted,
+    /// It is gone, and something speaks against an ack, or nothing speaks for it: a new message takes its place.
+    Lost,
+    /// It is gone, and being taken back.
     Doubt,
 }
 
@@ -41,6 +49,8 @@ impl Finding {
             Self::Present => "present",
             Self::Succeeded => "succeeded",
             Self::Settled => "settled",
+            Self::Exhausted => "exhausted",
+            Self::Lost => "lost",
             Self::Doubt => "doubt",
         }
     }
@@ -51,6 +61,7 @@ pub(super) async fn run(term: Arc<Term>, mut blocked: mpsc::UnboundedReceiver<Bl
     let slots = Arc::new(Semaphore::new(AT_ONCE));
     loop {
         let next = tokio::select! {
+            biased;
             () = term.ended.cancelled() => return EndOfTerm::Stopped,
             next = blocked.recv() => next,
         };
@@ -86,9 +97,12 @@ pub(super) async fn sweep(term: &Arc<Term>, older_than: Duration) {
         .buffer_unordered(AT_ONCE);
     while let Some((run_id, finding)) = looked.next().await {
         match finding {
-            Ok(Finding::Doubt) => {
-                doubts += 1;
-                tracing::warn!(%run_id, "its message is gone without a proof of success; it stays outstanding");
+            Ok(Finding::Doubt) => doubts += 1,
+            Ok(Finding::Lost) => {
+                tracing::warn!(%run_id, "its message is gone without a proof of success; publishing it again");
+            }
+            Ok(Finding::Exhausted) => {
+                tracing::warn!(%run_id, "the deliveries of its message are used up, which the server has not told");
             }
             Ok(_) => {}
             Err(e) => {
@@ -106,44 +120,76 @@ pub(super) async fn sweep(term: &Arc<Term>, older_than: Duration) {
 /// Looks at one run.
 pub(super) async fn look(term: &Arc<Term>, run_id: RunId) -> Result<Finding, BusError> {
     let Some(o) = term.shard().outstanding_run(run_id) else { return Ok(Finding::Settled) };
-    let finding = async {
-        let triggers = term.cx.bus.triggers().await?;
-        if triggers.incarnation != o.incarnation {
-            return Ok(Finding::Doubt);
-        }
-        if term.cx.bus.trigger_at(o.seq).await?.is_some() {
-            return Ok(Finding::Present);
-        }
-        if term.cx.bus.consumer(&o.consumer).await?.is_none_or(|c| c.delivered_seq < o.seq) {
-            return Ok(Finding::Doubt);
-        }
-        let last = term.cx.bus.events().await?.last_seq;
-        if !read_past(term, last).await {
-            return Err(BusError::Unavailable("AX_EVENTS could not be read to its end".into()));
-        }
-        let at = term.cx.clock.now();
-        let mut shard = term.shard();
-        match shard.outstanding_run(run_id) {
-            None => Ok(Finding::Settled),
-            Some(now) if now.seq != o.seq => Ok(Finding::Settled),
-            Some(now) if now.intent.is_some() || now.speaks_against => Ok(Finding::Doubt),
-            Some(_) => match shard.apply(run_id, RunEvent::Reconciled { at }) {
-                Outcome::Final => Ok(Finding::Succeeded),
-                _ => Ok(Finding::Settled),
-            },
-        }
-    };
-    let finding = finding.await?;
+    let finding = find(term, &o).await?;
     metrics::counter!(names::RECONCILED.name, "result" => finding.as_str()).increment(1);
     Ok(finding)
 }
 
+async fn find(term: &Arc<Term>, o: &Outstanding) -> Result<Finding, BusError> {
+    let bus = &term.cx.bus;
+    let triggers = bus.triggers().await?;
+    let is_same_stream = triggers.incarnation == o.incarnation;
+    if !is_same_stream {
+        note_triggers(term, &triggers);
+        // Published just before or after the stream was made anew: which one has it is not known until it is found.
+        if is_adopted(term, o).await? {
+            return Ok(Finding::Present);
+        }
+    }
+    let is_present = is_same_stream && is_there(term, o).await?;
+    let consumer = bus.consumer(&o.consumer).await?;
+    let is_delivered = consumer.as_ref().is_some_and(|c| c.delivered_seq >= o.seq);
+    if is_present {
+        // Nothing of this consumer waits for an answer or for another delivery: then what was delivered and is there
+        // still will never be delivered again. Looked at once more: an ack may have come in between.
+        let is_idle = is_delivered && consumer.is_some_and(|c| c.ack_pending == 0);
+        if !is_idle || !is_there(term, o).await? {
+            return Ok(Finding::Present);
+        }
+    }
+    let last = bus.events().await?.last_seq;
+    if !read_past(term, last).await {
+        return Err(BusError::Unavailable("AX_EVENTS could not be read to its end".into()));
+    }
+    let at = term.cx.clock.now();
+    let mut shard = term.shard();
+    let Some(now) = shard.outstanding_run(o.run_id).filter(|now| now.seq == o.seq) else { return Ok(Finding::Settled) };
+    if now.intent == Some(Intent::Cancel) {
+        return Ok(Finding::Doubt);
+    }
+    if is_present {
+        let deliveries = o.consumer.profile.max_deliver();
+        shard.apply(o.run_id, RunEvent::Exhausted { deliveries, at });
+        return Ok(Finding::Exhausted);
+    }
+    if !is_same_stream || !is_delivered || now.speaks_against {
+        return Ok(if shard.lost(o.run_id, o.seq, at) { Finding::Lost } else { Finding::Settled });
+    }
+    match shard.apply(o.run_id, RunEvent::Reconciled { at }) {
+        Outcome::Final => Ok(Finding::Succeeded),
+        _ => Ok(Finding::Settled),
+    }
+}
+
+/// Whether the sequence is in the stream, and this run's.
+async fn is_there(term: &Term, o: &Outstanding) -> Result<bool, BusError> {
+    let found = term.cx.bus.trigger_at(o.seq).await?;
+    Ok(found.is_some_and(|message| message.subject.ends_with(&o.run_id.to_string())))
+}
+
+/// Looks for the run's message in the present stream and takes it for its own if it is the current one.
+async fn is_adopted(term: &Term, o: &Outstanding) -> Result<bool, BusError> {
+    let subject = term.shard().run(o.run_id).map(|run| any_trigger(&term.cx.prefix, run));
+    let Some(subject) = subject else { return Ok(false) };
+    let Some(message) = term.cx.bus.last_trigger(&subject).await? else { return Ok(false) };
+    Ok(term.shard().adopt_message(o.run_id, &message) == Some(LookedUp::Adopted))
+}
+
 /// Waits until AX_EVENTS has been applied through `seq`; false when that takes too long or the term ends.
 pub(super) async fn read_past(term: &Term, seq: u64) -> bool {
-    let mut applied = term.applied.subscribe();
-    let reached = async { applied.wait_for(|at| *at >= seq).await.is_ok() };
     tokio::select! {
+        biased;
         () = term.ended.cancelled() => false,
-        reached = tokio::time::timeout(CATCH_UP, reached) => reached.unwrap_or(false),
+        reached = tokio::time::timeout(CATCH_UP, term.applied.reached(seq)) => reached.is_ok(),
     }
 }

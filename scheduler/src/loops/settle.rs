@@ -12,7 +12,7 @@ use crate::core::settle::Outcome;
 use crate::core::shard::Applied;
 use crate::core::trace;
 use crate::metrics as names;
-use crate::ports::{BusError, StreamMessage};
+use crate::ports::{BusError, StreamMessage, StreamState};
 
 /// Events applied under one lock.
 const CHUNK: usize = 256;
@@ -49,6 +49,7 @@ async fn read(term: &Arc<Term>) -> Result<EndOfTerm, BusError> {
     let mut compare_at = tokio::time::Instant::now() + COMPARE_EVERY;
     loop {
         let chunk = tokio::select! {
+            biased;
             () = term.ended.cancelled() => return Ok(EndOfTerm::Stopped),
             () = tokio::time::sleep_until(compare_at) => {
                 compare_at = tokio::time::Instant::now() + COMPARE_EVERY;
@@ -64,11 +65,12 @@ async fn read(term: &Arc<Term>) -> Result<EndOfTerm, BusError> {
         };
         let mut failed = None;
         {
+            let now = term.cx.clock.now();
             let mut shard = term.shard();
             for item in chunk {
                 match item {
                     Ok(message) => {
-                        let applied = shard.apply_event(&message);
+                        let applied = shard.apply_event(&message, now);
                         note(&shard, &message, applied);
                     }
                     Err(e) => {
@@ -77,7 +79,7 @@ async fn read(term: &Arc<Term>) -> Result<EndOfTerm, BusError> {
                     }
                 }
             }
-            term.applied.send_replace(shard.settled().seq);
+            term.applied.set(shard.settled().seq);
         }
         // Windows may have opened, blocked runs may go on, and there is something to write.
         term.wake.deliver.notify_one();
@@ -93,19 +95,28 @@ async fn read(term: &Arc<Term>) -> Result<EndOfTerm, BusError> {
 async fn compare(term: &Arc<Term>) -> Result<bool, BusError> {
     let triggers = term.cx.bus.triggers().await?;
     let events = term.cx.bus.events().await?;
+    note_triggers(term, &triggers);
     let mut shard = term.shard();
-    let lost = shard.set_triggers_incarnation(&triggers.incarnation);
-    if lost > 0 {
-        metrics::counter!(names::MESSAGES_LOST.name).increment(lost as u64);
-        tracing::error!(lost, "AX_TRIGGERS is another stream than before; its unfinished runs are in doubt");
-    }
     match resume_at(shard.settled(), &events) {
         Some(position) => {
             shard.restart_events(position.incarnation, position.seq);
-            term.applied.send_replace(shard.settled().seq);
+            term.applied.set(shard.settled().seq);
             Ok(true)
         }
         None => Ok(false),
+    }
+}
+
+/// Takes notice of which stream AX_TRIGGERS is. To be done before consumers are made in it: what they deliver must not
+/// be taken for what an earlier stream had under the same sequence.
+pub(super) fn note_triggers(term: &Term, triggers: &StreamState) {
+    let lost = term.shard().set_triggers_incarnation(&triggers.incarnation, triggers.last_seq);
+    if lost > 0 {
+        metrics::counter!(names::MESSAGES_LOST.name).increment(lost as u64);
+        tracing::error!(
+            lost,
+            "AX_TRIGGERS is another stream than before; what it held is looked for and published again"
+        );
     }
 }
 

@@ -39,11 +39,13 @@ pub struct Term {
     /// The publishing connection; None while it is being opened.
     pub(crate) publisher: watch::Sender<Option<Arc<dyn Publisher>>>,
     /// Sequence up to which AX_EVENTS has been applied.
-    pub(crate) applied: super::Applied,
+    pub(crate) applied: super::Progress,
     /// Revision of the definitions that are loaded. Only planning loads them, since it has to plan what changed.
-    pub(crate) definitions: watch::Sender<u64>,
+    pub(crate) definitions: super::Progress,
     pub(crate) blocked: super::BlockedSender,
     pub(crate) last_commit_ms: super::Millis,
+    /// Held by whoever takes runs up from SQL: of two at once, the slower would bring back what has ended meanwhile.
+    pub(crate) taking_up: tokio::sync::Mutex<()>,
     /// A write that makes rows was not answered: they may be in SQL and not in memory.
     pub(crate) rows_in_doubt: AtomicBool,
     pub(crate) ended: CancellationToken,
@@ -60,6 +62,7 @@ impl Term {
     ) -> EndOfTerm {
         let began = cx.clock.boot();
         let begun = tokio::select! {
+            biased;
             () = ended.cancelled() => return EndOfTerm::Stopped,
             begun = begin(cx, lease, ended.clone()) => begun,
         };
@@ -149,7 +152,7 @@ async fn begin(
     let mut shard = Shard::new(cx.prefix.clone(), &state);
     shard.set_sampler(cx.traces.sampler());
     let triggers = cx.bus.triggers().await.map_err(takeover)?;
-    shard.set_triggers_incarnation(&triggers.incarnation);
+    shard.set_triggers_incarnation(&triggers.incarnation, triggers.last_seq);
     let events = cx.bus.events().await.map_err(takeover)?;
 
     let (rev, rows) = cx.store.definitions(0).await.map_err(from_store)?;
@@ -169,8 +172,6 @@ async fn begin(
     // After the runs are loaded: what is outstanding while events are lost is in doubt.
     if let Some(position) = resume_at(&state.settled, &events) {
         shard.restart_events(position.incarnation, position.seq);
-    } else if events.first_seq > state.settled.seq + 1 {
-        shard.events_were_lost();
     }
     ensure_consumers(&cx, shard.consumers()).await.map_err(takeover)?;
     publish_groups(&cx, &shard).await.map_err(takeover)?;
@@ -178,8 +179,8 @@ async fn begin(
     read_to_end(&cx, &mut shard, events.last_seq).await.map_err(takeover)?;
 
     let (blocked, blocked_out) = mpsc::unbounded_channel();
-    let applied = watch::Sender::new(shard.settled().seq);
-    let definitions = watch::Sender::new(shard.definitions_rev());
+    let applied = super::Progress::new(shard.settled().seq);
+    let definitions = super::Progress::new(shard.definitions_rev());
     let term = Arc::new(Term {
         epoch: state.epoch,
         shard: Mutex::new(shard),
@@ -190,6 +191,7 @@ async fn begin(
         definitions,
         blocked,
         last_commit_ms: AtomicU64::new(cx.clock.boot().as_millis() as u64),
+        taking_up: tokio::sync::Mutex::default(),
         rows_in_doubt: AtomicBool::new(false),
         ended,
         cx,
@@ -250,6 +252,7 @@ pub(crate) fn resume_at(settled: &EventsPosition, events: &StreamState) -> Optio
             settled = settled.seq,
             "AX_EVENTS has dropped events that were not settled; runs they were about are in doubt"
         );
+        return Some(EventsPosition { seq: events.first_seq - 1, ..anew });
     }
     None
 }
@@ -260,7 +263,7 @@ async fn read_to_end(cx: &Context, shard: &mut Shard, last_seq: u64) -> Result<(
         while shard.settled().seq < last_seq {
             match tokio::time::timeout(Duration::from_secs(5), events.next()).await {
                 Ok(Some(Ok(message))) => {
-                    shard.apply_event(&message);
+                    shard.apply_event(&message, cx.clock.now());
                 }
                 Ok(Some(Err(e))) => return Err(e),
                 Ok(None) => break,
@@ -288,7 +291,7 @@ async fn adopt_messages(term: &Arc<Term>, unknown: Vec<RunId>) -> Result<(), End
         .map(|run| async move {
             let subject = match run.profile {
                 Some(profile) => term.cx.prefix.trigger(&run.address(), &run.queue, profile),
-                None => format!("{}.trigger.*.*.*.{}.{}", term.cx.prefix.as_str(), run.task_id, run.run_id),
+                None => effects::any_trigger(&term.cx.prefix, &run),
             };
             term.cx.bus.last_trigger(&subject).await.map(|m| (run.run_id, m))
         })

@@ -268,11 +268,12 @@ pub(super) fn intent_word(intent: Intent) -> &'static str {
     match intent {
         Intent::Cancel => "cancel",
         Intent::Bury => "bury",
+        Intent::Doubt => "doubt",
     }
 }
 
 fn intent_of(word: &str) -> Option<Intent> {
-    [Intent::Cancel, Intent::Bury].into_iter().find(|intent| intent_word(*intent) == word)
+    [Intent::Cancel, Intent::Bury, Intent::Doubt].into_iter().find(|intent| intent_word(*intent) == word)
 }
 
 /// A text as it can be kept: NUL becomes U+FFFD.

@@ -53,6 +53,7 @@ impl Default for Memory {
                     epoch: 0,
                     definitions_rev: 0,
                     planned_until: Timestamp::default(),
+                    planned_rev: 0,
                     settled: Default::default(),
                 },
             }),
@@ -71,6 +72,18 @@ impl Memory {
     #[must_use]
     pub fn audit(&self) -> Vec<AuditEntry> {
         self.lock().audit.clone()
+    }
+
+    /// Every run, by id.
+    #[must_use]
+    pub fn all_runs(&self) -> Vec<Run> {
+        self.lock().runs.values().cloned().collect()
+    }
+
+    /// Every run that has not ended, by id.
+    #[must_use]
+    pub fn unfinished_runs(&self) -> Vec<Run> {
+        self.lock().runs.values().filter(|run| !run.state.is_final()).cloned().collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -147,7 +160,8 @@ impl Store for Memory {
         let mut inner = self.lock();
         let tasks: HashMap<_, _> =
             ids.iter().filter_map(|id| inner.tasks.get(id).map(|task| (id.clone(), task.clone()))).collect();
-        let Some(write) = decide(DefinitionView { tasks, planned_until: inner.shard.planned_until }) else {
+        let ShardState { planned_until, planned_rev, .. } = inner.shard;
+        let Some(write) = decide(DefinitionView { tasks, planned_until, planned_rev }) else {
             return Ok(());
         };
         if !write.tasks.is_empty() {
@@ -296,6 +310,7 @@ impl Store for Memory {
                 return Ok(Planned::RevChanged { rev });
             }
             inner.shard.planned_until = inner.shard.planned_until.max(until);
+            inner.shard.planned_rev = seen_rev;
         }
         Ok(Planned::Done { inserted: inner.insert_runs(runs) })
     }

@@ -321,13 +321,12 @@ impl Store for Postgres {
             // the two would be owed by neither the old schedule nor the new one. So the row is locked, shared and as late
             // as can be: until the commit only a new watermark and a takeover wait; planned rows and settled events, which
             // share the lock, do not.
-            let shard = sqlx::query("SELECT definitions_rev, planned_until FROM shard WHERE shard_id = $1 FOR SHARE")
-                .bind(SHARD)
-                .fetch_one(session.connection())
-                .await?;
+            let text = "SELECT definitions_rev, planned_until, planned_rev FROM shard WHERE shard_id = $1 FOR SHARE";
+            let shard = sqlx::query(text).bind(SHARD).fetch_one(session.connection()).await?;
             let rev: i64 = shard.try_get(0)?;
             let planned_until = shard.try_get::<Option<i64>, _>(1)?.map(at).unwrap_or_default();
-            let Some(write) = decide(DefinitionView { tasks, planned_until }) else {
+            let planned_rev = unsigned("planned_rev", shard.try_get(2)?).map_err(StoreError::Corrupt)?;
+            let Some(write) = decide(DefinitionView { tasks, planned_until, planned_rev }) else {
                 return session.rollback().await;
             };
             // Nobody else counts the revision while we hold the lock of definitions, so the rows can carry it at once.
@@ -578,7 +577,7 @@ impl Store for Postgres {
                     let mut session = Session::begin(&self.leader, BEGIN).await?;
                     // Waits for a change of definitions that is about to commit, and then sees its revision.
                     let moved = sqlx::query(
-                        "UPDATE shard SET planned_until = greatest(planned_until, $4) \
+                        "UPDATE shard SET planned_until = greatest(planned_until, $4), planned_rev = $3 \
                          WHERE shard_id = $1 AND epoch = $2 AND definitions_rev = $3",
                     )
                     .bind(SHARD)

@@ -198,8 +198,9 @@ fn lock(path: &Path) -> Result<Option<File>, StoreError> {
 }
 
 async fn shard(connection: &mut SqliteConnection) -> Result<ShardState, StoreError> {
-    let (epoch, rev, planned_until, seq, incarnation): (i64, i64, Option<i64>, i64, String) = sqlx::query_as(
-        "SELECT s.epoch, s.definitions_rev, s.planned_until, e.events_seq, e.incarnation \
+    type Row = (i64, i64, Option<i64>, i64, i64, String);
+    let (epoch, rev, planned_until, planned_rev, seq, incarnation): Row = sqlx::query_as(
+        "SELECT s.epoch, s.definitions_rev, s.planned_until, s.planned_rev, e.events_seq, e.incarnation \
          FROM shard s JOIN settled e USING (shard_id) WHERE shard_id = $1",
     )
     .bind(SHARD)
@@ -210,6 +211,7 @@ async fn shard(connection: &mut SqliteConnection) -> Result<ShardState, StoreErr
             epoch: unsigned("epoch", epoch)?,
             definitions_rev: unsigned("definitions_rev", rev)?,
             planned_until: planned_until.map(at).unwrap_or_default(),
+            planned_rev: unsigned("planned_rev", planned_rev)?,
             settled: EventsPosition { incarnation, seq: unsigned("events_seq", seq)? },
         })
     };
@@ -256,8 +258,8 @@ impl Store for Sqlite {
             let task = row.into_task()?;
             tasks.insert(task.definition.task_id.clone(), task);
         }
-        let ShardState { planned_until, definitions_rev, .. } = shard(&mut change).await?;
-        let Some(write) = decide(DefinitionView { tasks, planned_until }) else {
+        let ShardState { planned_until, planned_rev, definitions_rev, .. } = shard(&mut change).await?;
+        let Some(write) = decide(DefinitionView { tasks, planned_until, planned_rev }) else {
             change.rollback().await?;
             return Ok(());
         };
@@ -437,7 +439,7 @@ impl Store for Sqlite {
         let mut change = self.fenced(epoch).await?;
         if let Some(Watermark { until, seen_rev }) = watermark {
             let moved = sqlx::query(
-                "UPDATE shard SET planned_until = max(coalesce(planned_until, $3), $3) \
+                "UPDATE shard SET planned_until = max(coalesce(planned_until, $3), $3), planned_rev = $2 \
                  WHERE shard_id = $1 AND definitions_rev = $2",
             )
             .bind(SHARD)

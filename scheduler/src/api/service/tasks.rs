@@ -488,7 +488,8 @@ fn joined(a: Option<Stretch>, b: Option<Stretch>) -> Option<Stretch> {
 }
 
 fn context(view: &DefinitionView, now: Timestamp) -> AcceptContext {
-    AcceptContext { now, planned_until: view.planned_until, fresh_run_id: delayed_run_id(now) }
+    let DefinitionView { planned_until, planned_rev, .. } = *view;
+    AcceptContext { now, planned_until, planned_rev, fresh_run_id: delayed_run_id(now) }
 }
 
 fn accepted(existing: Option<&TaskRow>, definition: TaskDefinition, view: &DefinitionView, now: Timestamp) -> Changed {

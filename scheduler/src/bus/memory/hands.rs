@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use ax_shared::wire::WorkerEntry;
+use ax_shared::Group;
+use ax_shared::wire::{GroupConfig, WorkerEntry};
 use bytes::Bytes;
 
 use super::MemoryServer;
@@ -41,19 +42,19 @@ impl Hands {
 
     /// Says that it is done. Works through an old delivery, too.
     pub fn ack(&self, delivery: &Delivery) {
-        self.server.with(|state| state.ack(&delivery.consumer, delivery.message.seq));
+        self.server.with(|state| state.ack(&delivery.consumer, delivery.message.seq, delivery.number));
         self.server.wake();
     }
 
     /// Says that it failed and may be delivered again after `delay`.
     pub fn nak(&self, delivery: &Delivery, delay: Duration) {
-        self.server.with(|state| state.nak(&delivery.consumer, delivery.message.seq, delay));
+        self.server.with(|state| state.nak(&delivery.consumer, delivery.message.seq, delivery.number, delay));
         self.server.wake();
     }
 
     /// Says that it failed for good.
     pub fn term(&self, delivery: &Delivery) {
-        self.server.with(|state| state.term(&delivery.consumer, delivery.message.seq));
+        self.server.with(|state| state.term(&delivery.consumer, delivery.message.seq, delivery.number));
         self.server.wake();
     }
 
@@ -63,6 +64,18 @@ impl Hands {
             message_id.map(|id| ("Nats-Msg-Id".to_owned(), id.to_owned())).into_iter().collect();
         self.server.with(|state| state.store_event(subject.to_owned(), headers, payload.into()));
         self.server.wake();
+    }
+
+    /// The last event with a subject.
+    #[must_use]
+    pub fn last_event(&self, subject: &str) -> Option<StreamMessage> {
+        self.server.with(|state| state.events.last_of(subject))
+    }
+
+    /// What the groups' consumers are, as workers read it.
+    #[must_use]
+    pub fn groups(&self) -> BTreeMap<Group, GroupConfig> {
+        self.server.with(|state| state.groups.clone())
     }
 
     /// Writes a worker's entry, which lives for 10 s.

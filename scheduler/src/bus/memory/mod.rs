@@ -11,7 +11,7 @@ mod server;
 mod streams;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ use futures::stream::{self, BoxStream};
 use uuid::Uuid;
 
 pub use self::hands::{Delivery, Hands};
-pub use self::server::{Faults, MemoryServer};
+pub use self::server::{Fate, Faults, MemoryServer};
 use self::server::{Serving, State};
 use crate::ports::{
     Bus, BusError, ConsumerState, Guard, Hint, LeaderAnswer, LeaseEntry, LeaseValue, LeaseWrite, NodeInfo, Outgoing,
@@ -39,6 +39,7 @@ pub struct MemoryBus {
     up_since: Arc<Mutex<Option<Duration>>>,
     /// How often it has been cut: what was opened before is dead.
     cuts: Arc<AtomicU64>,
+    frozen: Arc<AtomicBool>,
 }
 
 fn cut_off() -> BusError {
@@ -48,7 +49,7 @@ fn cut_off() -> BusError {
 impl MemoryBus {
     fn new(server: MemoryServer) -> Arc<Self> {
         let up_since = Arc::new(Mutex::new(Some(server.boot())));
-        Arc::new(Self { server, up_since, cuts: Arc::default() })
+        Arc::new(Self { server, up_since, cuts: Arc::default(), frozen: Arc::default() })
     }
 
     /// Cuts the connection: every call fails, publishers are dead, readers end with an error.
@@ -62,6 +63,11 @@ impl MemoryBus {
     pub fn mend(&self) {
         *self.up_since.lock().unwrap_or_else(PoisonError::into_inner) = Some(self.server.boot());
         self.server.wake();
+    }
+
+    /// Freezes or thaws its process: what it serves is there, but does not answer.
+    pub fn freeze(&self, frozen: bool) {
+        self.frozen.store(frozen, Ordering::SeqCst);
     }
 
     /// The server's state, if connected.
@@ -83,7 +89,9 @@ impl MemoryBus {
     }
 
     fn serve(&self, serving: Serving) -> Result<Guard, BusError> {
-        let id = self.state(|state| state.serve(serving, self.alive()))?;
+        let frozen = self.frozen.clone();
+        let frozen = Box::new(move || frozen.load(Ordering::SeqCst));
+        let id = self.state(|state| state.serve(serving, self.alive(), frozen))?;
         let server = self.server.clone();
         Ok(Guard::new(move || server.with(|state| state.stop_serving(id))))
     }
@@ -251,7 +259,7 @@ impl Bus for MemoryBus {
 
 struct Reader {
     server: MemoryServer,
-    changed: tokio::sync::watch::Receiver<u64>,
+    changed: Arc<tokio::sync::Notify>,
     cuts: Arc<AtomicU64>,
     cut: u64,
     incarnation: String,
@@ -260,9 +268,11 @@ struct Reader {
 
 impl Reader {
     async fn next(&mut self) -> Result<StreamMessage, BusError> {
+        let changes = self.changed.clone();
         loop {
             // Before looking, so that what comes while looking wakes.
-            self.changed.borrow_and_update();
+            let mut changed = std::pin::pin!(changes.notified());
+            changed.as_mut().enable();
             if self.cuts.load(Ordering::SeqCst) != self.cut {
                 return Err(cut_off());
             }
@@ -275,9 +285,7 @@ impl Reader {
                 self.after = message.seq;
                 return Ok(message);
             }
-            if self.changed.changed().await.is_err() {
-                return Err(cut_off());
-            }
+            changed.await;
         }
     }
 }
@@ -307,7 +315,9 @@ impl Publisher for MemoryPublisher {
         if self.is_closed() {
             return Err(PublishError::Closed);
         }
-        Ok(self.server.with(|state| state.triggers.remove(seq)))
+        let deleted = self.server.with(|state| state.delete_trigger(seq));
+        self.server.wake();
+        Ok(deleted)
     }
 
     fn is_closed(&self) -> bool {

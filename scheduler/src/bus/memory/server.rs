@@ -9,14 +9,14 @@ use ax_shared::wire::{GroupConfig, WorkerEntry};
 use ax_shared::{ConsumerName, Group, Prefix, RunId, TaskId};
 use bytes::Bytes;
 use serde_json::{Value, json};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc};
 use uuid::Uuid;
 
 use super::streams::{Consumer, Stream};
 use super::{Hands, MemoryBus};
 use crate::ports::{
     BusError, Clock, ConsumerState, LeaderAnswer, LeaseEntry, LeaseValue, LeaseWrite, NodeInfo, Outgoing, PubAck,
-    PublishError,
+    PublishError, StreamMessage,
 };
 
 /// How long a worker's entry lives.
@@ -39,13 +39,29 @@ pub struct Faults {
     pub leader_is_silent: bool,
 }
 
+/// What becomes of a message on its way into AX_EVENTS.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Fate {
+    /// It is stored.
+    #[default]
+    Stored,
+    /// It is lost.
+    Lost,
+    /// It is stored twice.
+    Doubled,
+    /// It is stored this much later: others overtake it.
+    Late(Duration),
+}
+
+type Judge = Box<dyn FnMut(&str) -> Fate + Send>;
+
 /// A NATS server in memory. Cheap to clone.
 #[derive(Clone)]
 pub struct MemoryServer {
     state: Arc<Mutex<State>>,
     clock: Arc<dyn Clock>,
     prefix: Prefix,
-    changed: Arc<watch::Sender<u64>>,
+    changed: Arc<Notify>,
 }
 
 impl fmt::Debug for MemoryServer {
@@ -68,6 +84,8 @@ struct Server {
     id: u64,
     serving: Serving,
     alive: Alive,
+    /// Whether its process is frozen: there, without an answer.
+    frozen: Alive,
 }
 
 struct Heard {
@@ -88,6 +106,8 @@ pub(super) struct State {
     database_id: Option<Uuid>,
     pub(super) triggers: Stream,
     pub(super) events: Stream,
+    /// Copies of triggers for operators.
+    pub(super) dead: Stream,
     /// How many streams there have been: the source of incarnations.
     streams: u64,
     lease: Option<Lease>,
@@ -100,6 +120,16 @@ pub(super) struct State {
     served: u64,
     heard: Vec<Heard>,
     pub(super) faults: Faults,
+    judge: Option<Judge>,
+    /// What is late for AX_EVENTS, by when it will be stored.
+    late: BTreeMap<(Duration, u64), Stored>,
+    lates: u64,
+}
+
+struct Stored {
+    subject: String,
+    headers: BTreeMap<String, String>,
+    payload: Bytes,
 }
 
 impl MemoryServer {
@@ -113,7 +143,8 @@ impl MemoryServer {
             database_id: None,
             triggers: Stream::new("memory-1".into()),
             events: Stream::new("memory-2".into()),
-            streams: 2,
+            dead: Stream::new("memory-3".into()),
+            streams: 3,
             lease: None,
             lease_revision: 0,
             consumers: BTreeMap::new(),
@@ -124,8 +155,11 @@ impl MemoryServer {
             served: 0,
             heard: Vec::new(),
             faults: Faults::default(),
+            judge: None,
+            late: BTreeMap::new(),
+            lates: 0,
         };
-        Self { state: Arc::new(Mutex::new(state)), clock, prefix, changed: Arc::new(watch::Sender::new(0)) }
+        Self { state: Arc::new(Mutex::new(state)), clock, prefix, changed: Arc::default() }
     }
 
     /// Connects a node.
@@ -143,6 +177,28 @@ impl MemoryServer {
     /// Changes what goes wrong.
     pub fn faults(&self, change: impl FnOnce(&mut Faults)) {
         self.with(|state| change(&mut state.faults));
+    }
+
+    /// Lets `judge` decide, by its subject, what becomes of each message for AX_EVENTS.
+    pub fn judge_events(&self, judge: impl FnMut(&str) -> Fate + Send + 'static) {
+        self.with(|state| state.judge = Some(Box::new(judge)));
+    }
+
+    /// Stores everything that is late for AX_EVENTS now.
+    pub fn settle_late(&self) {
+        self.with(|state| state.store_late(Duration::MAX));
+        self.wake();
+    }
+
+    /// Drops everything in AX_EVENTS up to a sequence, as its limits do.
+    pub fn drop_events(&self, through: u64) {
+        self.with(|state| state.events.drop_through(through));
+    }
+
+    /// AX_TRIGGERS, in order.
+    #[must_use]
+    pub fn trigger_messages(&self) -> Vec<StreamMessage> {
+        self.with(|state| state.triggers.all())
     }
 
     /// Deletes AX_TRIGGERS with its consumers and makes it anew.
@@ -168,16 +224,23 @@ impl MemoryServer {
     }
 
     pub(super) fn with<T>(&self, work: impl FnOnce(&mut State) -> T) -> T {
-        work(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if !state.late.is_empty() {
+            let now = state.boot();
+            if state.store_late(now) {
+                self.wake();
+            }
+        }
+        work(&mut state)
     }
 
     /// Lets readers look.
     pub(super) fn wake(&self) {
-        self.changed.send_modify(|n| *n += 1);
+        self.changed.notify_waiters();
     }
 
-    pub(super) fn changes(&self) -> watch::Receiver<u64> {
-        self.changed.subscribe()
+    pub(super) fn changes(&self) -> Arc<Notify> {
+        self.changed.clone()
     }
 }
 
@@ -221,9 +284,9 @@ impl State {
         LeaseWrite::Won(self.lease_revision)
     }
 
-    pub(super) fn serve(&mut self, serving: Serving, alive: Alive) -> u64 {
+    pub(super) fn serve(&mut self, serving: Serving, alive: Alive, frozen: Alive) -> u64 {
         self.served += 1;
-        self.serving.push(Server { id: self.served, serving, alive });
+        self.serving.push(Server { id: self.served, serving, alive, frozen });
         self.served
     }
 
@@ -232,15 +295,16 @@ impl State {
     }
 
     pub(super) fn ask_leader(&mut self) -> LeaderAnswer {
-        let leader = self.serving.iter().filter(|server| (server.alive)()).find_map(|server| match &server.serving {
-            Serving::Leader(value) => Some(value.clone()),
-            Serving::Node(..) => None,
-        });
-        match leader {
-            None => LeaderAnswer::NoResponders,
-            Some(_) if self.faults.leader_is_silent => LeaderAnswer::TimedOut,
-            Some(value) => LeaderAnswer::Alive(value),
+        let mut answer = LeaderAnswer::NoResponders;
+        for server in self.serving.iter().filter(|server| (server.alive)()) {
+            let Serving::Leader(value) = &server.serving else { continue };
+            // Of several that hear the question the first answer counts.
+            if !self.faults.leader_is_silent && !(server.frozen)() {
+                return LeaderAnswer::Alive(value.clone());
+            }
+            answer = LeaderAnswer::TimedOut;
         }
+        answer
     }
 
     pub(super) fn nodes(&self, of: Option<&str>) -> Vec<NodeAnswer> {
@@ -272,13 +336,16 @@ impl State {
             self.faults.lose_publishes = left;
             return Err(PublishError::Transient("no answer in time".into()));
         }
-        let expected = self.prefix.all_triggers();
-        if !matches(&expected, &message.subject) {
-            return Err(PublishError::Transient("no stream listens, or it has no leader".into()));
-        }
-        let headers = message.headers.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
         let (at, boot) = (self.clock.now(), self.boot());
-        let ack = self.triggers.append(message.subject, headers, message.payload, at, boot);
+        let stream = if matches(&self.prefix.all_triggers(), &message.subject) {
+            &mut self.triggers
+        } else if matches(&self.prefix.all_dead(), &message.subject) {
+            &mut self.dead
+        } else {
+            return Err(PublishError::Transient("no stream listens, or it has no leader".into()));
+        };
+        let headers = message.headers.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+        let ack = stream.append(message.subject, headers, message.payload, at, boot);
         if let Some(left) = self.faults.lose_pubacks.checked_sub(1) {
             self.faults.lose_pubacks = left;
             return Err(PublishError::Transient("no answer in time".into()));
@@ -287,12 +354,37 @@ impl State {
     }
 
     pub(super) fn store_event(&mut self, subject: String, headers: BTreeMap<String, String>, payload: Bytes) {
+        let mut fate = self.judge.as_mut().map_or(Fate::Stored, |judge| judge(&subject));
+        if self.faults.double_events && fate == Fate::Stored {
+            fate = Fate::Doubled;
+        }
         let (at, boot) = (self.clock.now(), self.boot());
-        if self.faults.double_events {
-            // A second copy past the stream's memory of ids.
-            self.events.append(subject.clone(), BTreeMap::new(), payload.clone(), at, boot);
+        match fate {
+            Fate::Lost => return,
+            Fate::Late(by) => {
+                self.lates += 1;
+                self.late.insert((boot + by, self.lates), Stored { subject, headers, payload });
+                return;
+            }
+            Fate::Doubled => {
+                // A second copy past the stream's memory of ids.
+                self.events.append(subject.clone(), BTreeMap::new(), payload.clone(), at, boot);
+            }
+            Fate::Stored => {}
         }
         self.events.append(subject, headers, payload, at, boot);
+    }
+
+    /// Stores what was late until `now`; whether there was anything.
+    fn store_late(&mut self, now: Duration) -> bool {
+        let mut any = false;
+        while let Some(entry) = self.late.first_entry().filter(|entry| entry.key().0 <= now) {
+            let Stored { subject, headers, payload } = entry.remove();
+            let (at, boot) = (self.clock.now(), self.boot());
+            self.events.append(subject, headers, payload, at, boot);
+            any = true;
+        }
+        any
     }
 
     fn server_event(&mut self, kind: &str, consumer: &str, more: Value) {
@@ -339,15 +431,16 @@ impl State {
         Ok(())
     }
 
-    pub(super) fn pull(&mut self, name: &str) -> Option<(crate::ports::StreamMessage, u32)> {
+    pub(super) fn pull(&mut self, name: &str) -> Option<(StreamMessage, u32)> {
         self.poke(name).ok()?;
         let boot = self.boot();
         self.consumers.get_mut(name)?.pull(&self.triggers, boot)
     }
 
-    pub(super) fn ack(&mut self, name: &str, seq: u64) {
+    /// Ends a delivery. Whatever is told of an answer names the delivery that was answered.
+    pub(super) fn ack(&mut self, name: &str, seq: u64, deliveries: u32) {
         let boot = self.boot();
-        let Some((deliveries, took)) = self.consumers.get_mut(name).and_then(|c| c.settle(seq, boot)) else { return };
+        let Some((_, took)) = self.consumers.get_mut(name).and_then(|c| c.settle(seq, boot)) else { return };
         self.triggers.remove(seq);
         if !self.faults.drop_metrics {
             let more = json!({ "stream_seq": seq, "deliveries": deliveries, "ack_time": took });
@@ -355,23 +448,42 @@ impl State {
         }
     }
 
-    pub(super) fn nak(&mut self, name: &str, seq: u64, delay: Duration) {
+    pub(super) fn nak(&mut self, name: &str, seq: u64, deliveries: u32, delay: Duration) {
         let boot = self.boot();
-        let Some(deliveries) = self.consumers.get_mut(name).and_then(|c| c.postpone(seq, boot, delay)) else { return };
+        if !self.consumers.get_mut(name).is_some_and(|c| c.postpone(seq, boot, delay)) {
+            return;
+        }
         if !self.faults.drop_advisories {
             let more = json!({ "stream_seq": seq, "deliveries": deliveries });
             self.server_event("ADVISORY.CONSUMER.MSG_NAKED", name, more);
         }
     }
 
-    pub(super) fn term(&mut self, name: &str, seq: u64) {
+    pub(super) fn term(&mut self, name: &str, seq: u64, deliveries: u32) {
         let boot = self.boot();
-        let Some((deliveries, _)) = self.consumers.get_mut(name).and_then(|c| c.settle(seq, boot)) else { return };
+        if self.consumers.get_mut(name).and_then(|c| c.settle(seq, boot)).is_none() {
+            return;
+        }
         self.triggers.remove(seq);
         if !self.faults.drop_advisories {
             let more = json!({ "stream_seq": seq, "deliveries": deliveries });
             self.server_event("ADVISORY.CONSUMER.MSG_TERMINATED", name, more);
         }
+    }
+
+    /// Deletes a message. Of one that a worker has, the server tells that it was terminated (2.15.1: "Unacknowledged
+    /// message was deleted").
+    pub(super) fn delete_trigger(&mut self, seq: u64) -> bool {
+        let boot = self.boot();
+        let deleted = self.triggers.remove(seq);
+        let holders = self.consumers.iter_mut().filter_map(|(name, c)| Some((name.clone(), c.settle(seq, boot)?.0)));
+        for (name, deliveries) in holders.collect::<Vec<_>>() {
+            if deleted && !self.faults.drop_advisories {
+                let more = json!({ "stream_seq": seq, "deliveries": deliveries });
+                self.server_event("ADVISORY.CONSUMER.MSG_TERMINATED", &name, more);
+            }
+        }
+        deleted
     }
 
     pub(super) fn workers(&mut self) -> Vec<WorkerEntry> {
@@ -396,7 +508,7 @@ impl State {
 }
 
 /// Whether `subject` is one of those that `pattern` stands for: `*` is one token, a last `>` one or more.
-fn matches(pattern: &str, subject: &str) -> bool {
+pub(super) fn matches(pattern: &str, subject: &str) -> bool {
     let mut tokens = subject.split('.');
     for part in pattern.split('.') {
         match (part, tokens.next()) {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use ax_shared::{ConsumerName, Timestamp};
 use bytes::Bytes;
 
+use super::server::matches;
 use crate::ports::{ConsumerState, PubAck, StreamMessage, StreamState};
 
 /// For how long a message id is remembered.
@@ -64,7 +65,15 @@ impl Stream {
     }
 
     pub(super) fn last_of(&self, subject: &str) -> Option<StreamMessage> {
-        self.messages.values().rev().find(|message| message.subject == subject).cloned()
+        self.messages.values().rev().find(|message| matches(subject, &message.subject)).cloned()
+    }
+
+    pub(super) fn all(&self) -> Vec<StreamMessage> {
+        self.messages.values().cloned().collect()
+    }
+
+    pub(super) fn drop_through(&mut self, seq: u64) {
+        self.messages = self.messages.split_off(&(seq + 1));
     }
 
     pub(super) fn remove(&mut self, seq: u64) -> bool {
@@ -153,10 +162,10 @@ impl Consumer {
         Some((out.deliveries, u64::try_from(took).unwrap_or(u64::MAX)))
     }
 
-    /// Lets a message be delivered again after `delay`: its deliveries so far.
-    pub(super) fn postpone(&mut self, seq: u64, boot: Duration, delay: Duration) -> Option<u32> {
-        let out = self.out.get_mut(&seq)?;
+    /// Lets a message be delivered again after `delay`; false if it is not out.
+    pub(super) fn postpone(&mut self, seq: u64, boot: Duration, delay: Duration) -> bool {
+        let Some(out) = self.out.get_mut(&seq) else { return false };
         out.again_at = boot + delay;
-        Some(out.deliveries)
+        true
     }
 }

@@ -2,12 +2,12 @@
 
 use std::cmp::Reverse;
 
-use ax_shared::{RunId, Timestamp};
+use ax_shared::{RunId, TaskDefinition, Timestamp};
 
 use super::{Effect, Phase, Shard};
 use crate::core::events::{self, Told};
 use crate::core::run::{AttemptOutcome, Decision, RunState, Signal, SignalKind};
-use crate::core::settle::{Outcome, RunEvent};
+use crate::core::settle::{Ledger, Outcome, RunEvent};
 use crate::ports::StreamMessage;
 
 /// How long the message of a successful run is left alone for its worker to ack, in milliseconds.
@@ -17,6 +17,9 @@ const MAX_REPLACE_DELAY_MS: i64 = 300_000;
 
 /// Wait before a run is published again that was handed back twice in a row, in milliseconds.
 const RELEASED_AGAIN_MS: u64 = 5000;
+
+/// Wait before a run is published again whose message was lost, in milliseconds.
+const LOST_MS: u64 = 2000;
 
 /// What a message of AX_EVENTS did, for metrics and the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,9 +35,10 @@ pub enum Applied {
 }
 
 impl Shard {
-    /// Applies the next message of AX_EVENTS, in stream order.
-    pub fn apply_event(&mut self, message: &StreamMessage) -> Applied {
-        self.latest = message.at;
+    /// Applies the next message of AX_EVENTS, in stream order. Waits that follow from it are counted from `now`: the
+    /// clocks of workers and of the server may be others.
+    pub fn apply_event(&mut self, message: &StreamMessage, now: Timestamp) -> Applied {
+        self.note_now(now);
         let applied = match events::read(&self.prefix, message) {
             Told::Worker { run, event } => match self.runs.get(&run.run_id).map(|live| live.run().address()) {
                 // Rights are given by subject: a worker of one group must not settle the runs of another.
@@ -108,6 +112,7 @@ impl Shard {
     /// Applies an event to a run and sees to what follows from it.
     pub fn apply(&mut self, run_id: RunId, event: RunEvent) -> Outcome {
         let Some(live) = self.runs.get_mut(&run_id) else { return Outcome::Ignored };
+        let is_loss = matches!(event, RunEvent::Lost { .. });
         let is_start = matches!(event, RunEvent::Started { .. });
         let before = live.ledger.run.state;
         let outcome = live.ledger.apply(event);
@@ -130,12 +135,15 @@ impl Shard {
                 }
             }
             Outcome::BackingOff => {
-                live.phase = Phase::BackingOff;
-                let group = live.run().group.clone();
-                self.queues.end(&group, run_id);
+                // Without a known message it stays where it is, see above.
+                if live.run().message.is_some() {
+                    live.phase = Phase::BackingOff;
+                    let group = live.run().group.clone();
+                    self.queues.end(&group, run_id);
+                }
                 self.effects.push(Effect::Notice { run_id });
             }
-            Outcome::Replace => self.replace(run_id),
+            Outcome::Replace => self.replace(run_id, is_loss),
             Outcome::Final => self.ended(run_id),
             Outcome::Closed => {}
         }
@@ -144,28 +152,12 @@ impl Shard {
     }
 
     /// The run's message is of no more use, attempts are left: commit the next message number, then publish it.
-    fn replace(&mut self, run_id: RunId) {
+    fn replace(&mut self, run_id: RunId, is_loss: bool) {
         let Some(live) = self.runs.get_mut(&run_id) else { return };
-        // A stopping worker's run goes on at once; one that nobody wants to keep must not spin.
-        let released = live
-            .ledger
-            .attempts
-            .iter()
-            .rev()
-            .skip_while(|a| a.attempt > live.ledger.run.attempt)
-            .take_while(|a| a.outcome == Some(AttemptOutcome::Released))
-            .count();
         let old = live.ledger.run.message.clone();
-        let failed = live.ledger.run.attempt;
-        live.ledger.replace_message();
+        let delay = replace_delay_ms(&live.ledger, live.spec.as_deref());
+        live.ledger.replace_message(is_loss);
         live.phase = Phase::Replacing;
-        // The jitter spreads many tasks; one replacement needs none.
-        let delay = match released {
-            0 => live.spec.as_ref().map_or(0, |s| s.retry_backoff.delay_ms(failed, 0.0)),
-            1 => 0,
-            _ => RELEASED_AGAIN_MS,
-        };
-        let delay = i64::try_from(delay).unwrap_or(i64::MAX).min(MAX_REPLACE_DELAY_MS);
         let group = live.run().group.clone();
         self.queues.end(&group, run_id);
         if let Some(old) = old {
@@ -222,14 +214,44 @@ impl Shard {
         }
     }
 
-    /// A deletion was answered: the message is gone.
-    pub fn message_closed(&mut self, run_id: RunId) {
-        self.apply(run_id, RunEvent::Closed);
+    /// A deletion was answered: the message of this sequence is gone.
+    pub fn message_closed(&mut self, run_id: RunId, seq: u64) {
+        // Its PubAck may have named another one meanwhile.
+        if self.run(run_id).and_then(|run| run.message.as_ref()).is_some_and(|m| m.seq == seq) {
+            self.apply(run_id, RunEvent::Closed);
+        }
     }
 
     /// A deletion was not answered: try again later.
     pub fn close_again(&mut self, run_id: RunId, at: Timestamp) {
         self.closing.push(Reverse((at, run_id)));
+    }
+}
+
+/// How long a run waits for the message that takes the place of one whose last attempt ended as it did.
+fn replace_delay_ms(ledger: &Ledger, spec: Option<&TaskDefinition>) -> i64 {
+    let ended = || ledger.attempts.iter().rev().skip_while(|a| a.attempt > ledger.run.attempt).map(|a| a.outcome);
+    // A stopping worker's run goes on at once; one that nobody wants to keep must not spin.
+    let released = ended().take_while(|outcome| *outcome == Some(AttemptOutcome::Released)).count();
+    let delay = match (released, ended().next().flatten()) {
+        // News of the old message may still be on its way.
+        (_, None | Some(AttemptOutcome::Lost)) => LOST_MS,
+        // The jitter spreads many tasks; one replacement needs none.
+        (0, _) => spec.map_or(0, |s| s.retry_backoff.delay_ms(ledger.run.attempt, 0.0)),
+        (1, _) => 0,
+        _ => RELEASED_AGAIN_MS,
+    };
+    i64::try_from(delay).unwrap_or(i64::MAX).min(MAX_REPLACE_DELAY_MS)
+}
+
+/// When a run that has no message may be handed over: at its instant, or when the wait for its next message is over.
+/// What workers told by clocks of their own cannot make it longer than the wait itself, from now on.
+pub(super) fn not_before(ledger: &Ledger, spec: Option<&TaskDefinition>, now: Timestamp) -> Timestamp {
+    let run = &ledger.run;
+    let ended_at = ledger.attempts.iter().filter_map(|a| a.finished_at).max();
+    match ended_at.filter(|_| run.message_no > 1) {
+        Some(at) => run.publish_at.max(at.min(now).plus_millis(replace_delay_ms(ledger, spec))),
+        None => run.publish_at,
     }
 }
 

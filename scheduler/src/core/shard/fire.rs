@@ -37,7 +37,7 @@ impl Shard {
 
     /// Decides about every run that is due at `now`.
     pub fn fire(&mut self, now: Timestamp) -> FireReport {
-        self.latest = now;
+        self.note_now(now);
         let mut report = FireReport::default();
         while let Some(Reverse((_, id))) = self.due.peek().copied().filter(|Reverse((at, _))| *at <= now) {
             self.due.pop();
@@ -123,7 +123,7 @@ impl Shard {
             run.handler.clone_from(&d.handler);
             run.priority = d.priority;
             run.profile = Some(Profile::of(d.timeout_ms, d.max_retry));
-            if run.attempt == 0 {
+            if run.attempt == 0 && run.attempt_base == 0 {
                 run.max_attempts = d.max_attempts();
             }
             live.spec = Some(d.clone());

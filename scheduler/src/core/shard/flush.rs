@@ -123,9 +123,6 @@ impl Shard {
                     && !live.in_flight
                     && live.run().message.as_ref().is_none_or(|m| !m.open)
             });
-            if done {
-                self.gap.remove(&id);
-            }
             if done
                 && let Some(live) = self.runs.remove(&id)
                 && let Some(Message { seq, .. }) = live.run().message

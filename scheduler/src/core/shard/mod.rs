@@ -21,9 +21,9 @@ use ax_shared::{ConsumerName, Group, Prefix, RunId, TaskDefinition, TaskId, Time
 
 use crate::core::definitions::TaskRow;
 use crate::core::delivery::{DeliveryQueues, QueueLength};
-use crate::core::run::{Attempt, Decision, Intent, Run, RunState, Signal};
+use crate::core::run::{Attempt, AttemptOutcome, Decision, Intent, Run, RunState, Signal};
 use crate::core::schedule::ScheduleError;
-use crate::core::settle::{Ledger, RunEvent};
+use crate::core::settle::{Ledger, Outcome, RunEvent};
 use crate::core::tasks::{PlanPass, Tasks};
 use crate::core::trace::Sampler;
 use crate::ports::{EventsPosition, ShardState};
@@ -32,6 +32,9 @@ pub use apply::Applied;
 pub use fire::{FireReport, Fired};
 pub use flush::{Effect, Flush};
 pub use publish::{LookedUp, Publish};
+
+/// A clock that is this much earlier than before has stepped, in milliseconds.
+const STEP_BACK_MS: i64 = 1000;
 
 /// Where a run is on the leader's path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,6 +67,10 @@ struct Live {
     unanswered: bool,
     /// Its PubAck is awaited: it stays in memory until that is here, whatever happens to the run.
     in_flight: bool,
+    /// AX_TRIGGERS became another stream while its PubAck was awaited: whose sequence that names is not known.
+    ack_is_stale: bool,
+    /// The highest sequence that was known when it was published: its own is higher, unless the stream is another one.
+    floor: u64,
     dirty: bool,
 }
 
@@ -86,7 +93,8 @@ pub struct Outstanding {
     pub consumer: ConsumerName,
     /// What is being done to it.
     pub intent: Option<Intent>,
-    /// Whether an attempt of the current message failed or was handed back: its absence is then no success.
+    /// Whether an attempt of the current message failed or was handed back, or events about it were lost: its absence
+    /// is then no success.
     pub speaks_against: bool,
     /// When it was published.
     pub published_at: Timestamp,
@@ -100,11 +108,15 @@ pub struct Shard {
     /// Which runs' traces are kept: told to workers with each message.
     sampler: Sampler,
     definitions_rev: u64,
+    /// The revision that the leader before us last moved the watermark on.
+    planned_rev: u64,
     tasks: Tasks,
     runs: HashMap<RunId, Live>,
     /// Runs by the sequence of their message in the present incarnation of AX_TRIGGERS.
     by_seq: HashMap<u64, RunId>,
     triggers_incarnation: String,
+    /// The highest sequence of it that is known.
+    triggers_last: u64,
     due: BinaryHeap<Reverse<(Timestamp, RunId)>>,
     /// Runs to put into their queue at an instant: replacements and publishes to try again.
     later: BinaryHeap<Reverse<(Timestamp, RunId)>>,
@@ -122,10 +134,8 @@ pub struct Shard {
     effects: Vec<Effect>,
     settled: EventsPosition,
     settled_dirty: bool,
-    /// The present instant, as last told by a caller or by the stream; workers' clocks are not trusted with waits.
+    /// The present instant, as last told by a caller; no other clock is trusted with waits.
     latest: Timestamp,
-    /// Events were lost; of the runs that were outstanding then, an absent message proves nothing.
-    gap: HashSet<RunId>,
 }
 
 impl Shard {
@@ -137,10 +147,12 @@ impl Shard {
             epoch: state.epoch,
             sampler: Sampler::ALWAYS,
             definitions_rev: 0,
-            tasks: Tasks::new(state.planned_until),
+            planned_rev: state.planned_rev,
+            tasks: Tasks::new(state.planned_until, state.planned_rev == 0),
             runs: HashMap::new(),
             by_seq: HashMap::new(),
             triggers_incarnation: String::new(),
+            triggers_last: 0,
             due: BinaryHeap::new(),
             later: BinaryHeap::new(),
             closing: BinaryHeap::new(),
@@ -155,7 +167,6 @@ impl Shard {
             settled: state.settled.clone(),
             settled_dirty: false,
             latest: state.planned_until,
-            gap: HashSet::new(),
         }
     }
 
@@ -232,7 +243,9 @@ impl Shard {
 
     /// Ends what a deleted task has queued; what is in the stream is taken back first.
     fn cancel_runs_of(&mut self, task: &TaskId, now: Timestamp) {
-        let ids: Vec<RunId> = self.runs.values().filter(|l| l.run().task_id == *task).map(|l| l.run().run_id).collect();
+        let mut ids: Vec<RunId> =
+            self.runs.values().filter(|l| l.run().task_id == *task).map(|l| l.run().run_id).collect();
+        ids.sort_unstable();
         for id in ids {
             let Some(live) = self.runs.get_mut(&id) else { continue };
             match live.phase {
@@ -251,7 +264,7 @@ impl Shard {
     /// Commits the intent to cancel; the effect takes the message back and then ends the run.
     fn cancel(&mut self, id: RunId) {
         let Some(live) = self.runs.get_mut(&id) else { return };
-        if live.ledger.run.intent.is_some() {
+        if !matches!(live.ledger.run.intent, None | Some(Intent::Doubt)) {
             return;
         }
         live.ledger.run.intent = Some(Intent::Cancel);
@@ -299,16 +312,22 @@ impl Shard {
             match phase {
                 Phase::Out => self.queues.begin(&run.group, id),
                 Phase::Ended => self.closing.push(Reverse((now, id))),
-                _ => self.due.push(Reverse((run.publish_at, id))),
+                _ => {}
+            }
+            let ledger = Ledger::new(run, attempts);
+            if phase == Phase::Planned {
+                self.due.push(Reverse((apply::not_before(&ledger, spec.as_deref(), now), id)));
             }
             self.runs.insert(
                 id,
                 Live {
-                    ledger: Ledger::new(run, attempts),
+                    ledger,
                     phase,
                     spec,
                     unanswered: false,
                     in_flight: false,
+                    ack_is_stale: false,
+                    floor: 0,
                     dirty: false,
                 },
             );
@@ -325,12 +344,28 @@ impl Shard {
 
     /// Runs that were just planned or adopted, in SQL already.
     pub fn add_runs(&mut self, runs: impl IntoIterator<Item = Run>) {
+        let ids = self.hold_runs(runs);
+        self.release_runs(&ids);
+    }
+
+    /// Lets held runs become due.
+    pub fn release_runs(&mut self, ids: &[RunId]) {
+        for id in ids {
+            if let Some(live) = self.runs.get(id).filter(|live| live.phase == Phase::Planned) {
+                self.due.push(Reverse((live.run().publish_at, *id)));
+            }
+        }
+    }
+
+    /// Takes up runs that must not become due before they are released. Answers those that were not here already.
+    pub fn hold_runs(&mut self, runs: impl IntoIterator<Item = Run>) -> Vec<RunId> {
+        let mut held = Vec::new();
         for run in runs {
             let id = run.run_id;
             if run.state.is_final() || self.runs.contains_key(&id) {
                 continue;
             }
-            self.due.push(Reverse((run.publish_at, id)));
+            held.push(id);
             self.runs.insert(
                 id,
                 Live {
@@ -339,10 +374,13 @@ impl Shard {
                     spec: None,
                     unanswered: false,
                     in_flight: false,
+                    ack_is_stale: false,
+                    floor: 0,
                     dirty: false,
                 },
             );
         }
+        held
     }
 
     /// Signals from SQL, at takeover.
@@ -357,16 +395,12 @@ impl Shard {
         self.tasks.plan(until, now, changed)
     }
 
-    /// Tasks that a leader before us may not have seen changed: those accepted shortly before the watermark.
+    /// Tasks that changed after the watermark was last moved: what they owe up to there is not planned yet. Exactly
+    /// those: what was planned once may lie in a stretch by now, and must not be planned again.
     #[must_use]
-    pub fn recently_changed(&self) -> Vec<TaskId> {
-        let watermark = self.tasks.planned_until();
-        let since = watermark.plus_millis(-super::tasks::CHANGED_WINDOW_MS);
-        self.tasks
-            .iter()
-            .filter(|t| t.row.updated_at > since && t.row.updated_at <= watermark)
-            .map(|t| t.row.definition.task_id.clone())
-            .collect()
+    pub fn changed_since_planned(&self) -> Vec<TaskId> {
+        let changed = self.tasks.iter().filter(|t| t.row.rev > self.planned_rev);
+        changed.map(|t| t.row.definition.task_id.clone()).collect()
     }
 
     /// A planning pass is in SQL.
@@ -374,9 +408,13 @@ impl Shard {
         self.tasks.planned(until);
     }
 
-    /// Names the incarnation of AX_TRIGGERS; sequences of another one mean nothing any more. Answers how many runs
-    /// have lost their message with it.
-    pub fn set_triggers_incarnation(&mut self, incarnation: &str) -> usize {
+    /// Names the incarnation of AX_TRIGGERS and its last sequence; sequences of another one mean nothing any more.
+    /// Answers how many runs have lost their message with it.
+    pub fn set_triggers_incarnation(&mut self, incarnation: &str, last_seq: u64) -> usize {
+        if self.triggers_incarnation != incarnation {
+            self.triggers_last = 0;
+        }
+        self.triggers_last = self.triggers_last.max(last_seq);
         if self.triggers_incarnation == incarnation {
             return 0;
         }
@@ -384,7 +422,8 @@ impl Shard {
         self.signals.clear();
         self.by_seq.clear();
         let mut lost = 0;
-        for live in self.runs.values() {
+        for live in self.runs.values_mut() {
+            live.ack_is_stale = live.in_flight;
             if let Some(message) = &live.run().message {
                 if message.incarnation == incarnation {
                     self.by_seq.insert(message.seq, live.run().run_id);
@@ -414,20 +453,40 @@ impl Shard {
         self.events_were_lost();
     }
 
-    /// Events that were not settled are gone: an absent message of what is outstanding now proves nothing.
-    pub fn events_were_lost(&mut self) {
-        self.gap.extend(self.runs.values().filter(|l| !l.run().state.is_final()).map(|l| l.run().run_id));
+    /// Events that were not settled are gone: an absent message of what is outstanding now proves nothing. It is
+    /// written with the place from which reading goes on, so that a successor knows it too.
+    fn events_were_lost(&mut self) {
+        let may_be_out = |l: &&mut Live| !l.run().state.is_final() && l.run().decision.is_some();
+        let mut ids = Vec::new();
+        for live in self.runs.values_mut().filter(may_be_out) {
+            live.ledger.run.intent.get_or_insert(Intent::Doubt);
+            ids.push(live.run().run_id);
+        }
+        ids.sort_unstable();
+        for id in ids {
+            self.touch(id);
+        }
     }
 
-    /// Runs that are in the stream and were published before `before`.
+    /// A run's message is gone, or will never be delivered again, and nobody told what became of it: a new one takes
+    /// its place. False when that is not so any more, or something else is being done to it.
+    pub fn lost(&mut self, id: RunId, seq: u64, at: Timestamp) -> bool {
+        let lost = self.outstanding_run(id).is_some_and(|o| o.seq == seq && o.intent != Some(Intent::Cancel));
+        lost && self.apply(id, RunEvent::Lost { at }) != Outcome::Ignored
+    }
+
+    /// Runs that are in the stream and were published before `before`, earliest first.
     #[must_use]
     pub fn outstanding(&self, before: Timestamp) -> Vec<Outstanding> {
-        self.runs
+        let mut outstanding: Vec<Outstanding> = self
+            .runs
             .values()
             .filter(|l| matches!(l.phase, Phase::Out | Phase::BackingOff))
             .filter_map(|l| self.outstanding_of(&l.ledger))
             .filter(|o| o.published_at < before)
-            .collect()
+            .collect();
+        outstanding.sort_unstable_by_key(|o| (o.published_at, o.run_id));
+        outstanding
     }
 
     /// One run as the reconciliation sees it, if it is in the stream.
@@ -446,13 +505,27 @@ impl Shard {
             incarnation: message.incarnation.clone(),
             consumer: consumer_of(run)?,
             intent: run.intent,
-            speaks_against: self.gap.contains(&run.run_id)
-                || ledger.attempts.iter().any(|a| {
-                    a.attempt > run.attempt_base
-                        && a.outcome.is_some_and(|o| o != crate::core::run::AttemptOutcome::TimedOut)
+            speaks_against: run.intent == Some(Intent::Doubt)
+                || ledger.attempts.iter().filter(|a| a.attempt > run.attempt_base).any(|a| match a.outcome {
+                    None => false,
+                    // Of an earlier attempt that is a conclusion, of the last one its worker's word.
+                    Some(AttemptOutcome::TimedOut) => a.attempt >= run.attempt,
+                    Some(_) => true,
                 }),
             published_at: run.published_at.unwrap_or(run.publish_at),
         })
+    }
+
+    /// Takes notice of the present instant. When the clock has stepped back, waits that are under way do not grow.
+    fn note_now(&mut self, now: Timestamp) {
+        let back = now.millis_since(self.latest).min(0);
+        self.latest = now;
+        if back < -STEP_BACK_MS {
+            for heap in [&mut self.later, &mut self.closing] {
+                let moved = heap.drain().map(|Reverse((at, id))| Reverse((at.plus_millis(back), id)));
+                *heap = moved.collect::<Vec<_>>().into();
+            }
+        }
     }
 
     fn touch(&mut self, id: RunId) {

@@ -2,10 +2,11 @@
 
 use std::cmp::Reverse;
 
-use ax_shared::{RunId, Timestamp};
+use ax_shared::subjects::header;
+use ax_shared::{Group, Handler, Prefix, Profile, Queue, RunId, Timestamp};
 
 use super::{Effect, Phase, Shard};
-use crate::core::run::{Intent, Message, RunState};
+use crate::core::run::{Intent, Message, Run, RunState};
 use crate::core::settle::RunEvent;
 use crate::core::trigger;
 use crate::ports::{Outgoing, PubAck, StreamMessage};
@@ -50,28 +51,40 @@ impl Shard {
             };
             live.phase = Phase::Publishing;
             live.in_flight = true;
+            live.floor = self.triggers_last;
             let message = trigger::message(&self.prefix, live.run(), &spec, self.epoch, self.sampler);
             return Some(Publish { run_id, message });
         }
         None
     }
 
-    /// The stream has the message. `at` is the instant of the PubAck.
-    pub fn published(&mut self, run_id: RunId, ack: PubAck, at: Timestamp) {
+    /// The stream has the message. `at` is the instant of the PubAck. False when the stream cannot be the one that is
+    /// known: its incarnation has to be looked at, and the message is published again.
+    pub fn published(&mut self, run_id: RunId, ack: PubAck, at: Timestamp) -> bool {
+        let live = self.runs.get(&run_id);
+        let shrank = live.is_some_and(|live| !ack.duplicate && ack.seq <= live.floor);
+        if shrank || live.is_some_and(|live| live.ack_is_stale) {
+            // Stored in the old stream or in the new one: published again, the new one tells.
+            self.publish_unanswered(run_id, at, false);
+            return !shrank;
+        }
+        self.triggers_last = self.triggers_last.max(ack.seq);
         self.own_message(run_id, ack.seq, at);
-        let Some(live) = self.runs.get_mut(&run_id) else { return };
+        let Some(live) = self.runs.get_mut(&run_id) else { return true };
         live.unanswered = false;
         live.in_flight = false;
         // Whether or not this changes the run: it may leave memory now.
         self.touch(run_id);
-        let Some(live) = self.runs.get_mut(&run_id) else { return };
-        if live.phase == Phase::Publishing {
+        if let Some(live) = self.runs.get_mut(&run_id)
+            && live.phase == Phase::Publishing
+        {
             live.phase = Phase::Out;
             if live.run().intent == Some(Intent::Cancel) {
                 self.effects.push(Effect::Cancel { run_id });
                 self.touch(run_id);
             }
         }
+        true
     }
 
     /// The publish was not answered: the same message again, later or (with a new connection) at once.
@@ -79,6 +92,7 @@ impl Shard {
         self.touch(run_id);
         let Some(live) = self.runs.get_mut(&run_id) else { return };
         live.in_flight = false;
+        live.ack_is_stale = false;
         if live.phase != Phase::Publishing {
             return;
         }
@@ -105,7 +119,7 @@ impl Shard {
     /// Adopts a message of a run found in the stream at takeover, if it is the current one.
     pub fn adopt_message(&mut self, run_id: RunId, found: &StreamMessage) -> Option<LookedUp> {
         let live = self.runs.get_mut(&run_id)?;
-        let id = found.headers.get(ax_shared::subjects::header::MSG_ID).map(String::as_str);
+        let id = found.headers.get(header::MSG_ID).map(String::as_str);
         if id != Some(trigger::message_id(live.run()).as_str()) {
             return Some(LookedUp::Stale { seq: found.seq });
         }
@@ -113,6 +127,7 @@ impl Shard {
             live.phase = Phase::Out;
             let run = &mut live.ledger.run;
             run.decision = Some(crate::core::run::Decision::HandOver);
+            bind_to(run, found, &self.prefix);
             let group = run.group.clone();
             self.queues.begin(&group, run_id);
             self.mark_busy(run_id);
@@ -144,5 +159,24 @@ impl Shard {
         {
             self.closing.push(Reverse((at, run_id)));
         }
+    }
+}
+
+/// Binds a run to what it was published with: a leader that could not record it knows no more of it.
+fn bind_to(run: &mut Run, found: &StreamMessage, prefix: &Prefix) {
+    let rest = found.subject.strip_prefix(prefix.as_str()).and_then(|s| s.strip_prefix(".trigger."));
+    let mut tokens = rest.unwrap_or_default().split('.');
+    let (group, queue, profile) = (tokens.next(), tokens.next(), tokens.next());
+    if let (Some(Ok(group)), Some(Ok(queue)), Some(profile)) =
+        (group.map(Group::new), queue.map(Queue::new), profile.and_then(Profile::parse))
+    {
+        (run.group, run.queue, run.profile) = (group, queue, Some(profile));
+    }
+    let told = |name: &str| found.headers.get(name).map(String::as_str);
+    if let Some(Ok(handler)) = told(header::HANDLER).map(Handler::new) {
+        run.handler = handler;
+    }
+    if let Some(attempts) = told(header::MAX_ATTEMPTS).and_then(|text| text.parse().ok()) {
+        run.max_attempts = attempts;
     }
 }

@@ -336,8 +336,9 @@ fn signal_key<'q>(query: PgQuery<'q>, signals: &[&Signal]) -> Result<PgQuery<'q>
 
 /// Reads the shard's row.
 pub(super) async fn shard(connection: &mut PgConnection) -> Result<ShardState, StoreError> {
-    let (epoch, rev, planned_until, seq, incarnation): (i64, i64, Option<i64>, i64, String) = sqlx::query_as(
-        "SELECT s.epoch, s.definitions_rev, s.planned_until, e.events_seq, e.incarnation \
+    type Row = (i64, i64, Option<i64>, i64, i64, String);
+    let (epoch, rev, planned_until, planned_rev, seq, incarnation): Row = sqlx::query_as(
+        "SELECT s.epoch, s.definitions_rev, s.planned_until, s.planned_rev, e.events_seq, e.incarnation \
          FROM shard s JOIN settled e USING (shard_id) WHERE shard_id = $1",
     )
     .bind(SHARD)
@@ -348,6 +349,7 @@ pub(super) async fn shard(connection: &mut PgConnection) -> Result<ShardState, S
             epoch: unsigned("epoch", epoch)?,
             definitions_rev: unsigned("definitions_rev", rev)?,
             planned_until: planned_until.map(at).unwrap_or_default(),
+            planned_rev: unsigned("planned_rev", planned_rev)?,
             settled: EventsPosition { incarnation, seq: unsigned("events_seq", seq)? },
         })
     };

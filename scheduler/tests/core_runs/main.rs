@@ -1,5 +1,7 @@
 //! What each event does to a run, through the shard as the loops use it: no I/O, no clock.
 
+mod doubts;
+
 use std::sync::Arc;
 
 use ax_scheduler::core::definitions::TaskRow;
@@ -44,10 +46,11 @@ impl World {
             epoch: 7,
             definitions_rev: 1,
             planned_until: at(0),
+            planned_rev: 0,
             settled: EventsPosition { incarnation: "e1".into(), seq: 0 },
         };
         let mut shard = Shard::new(Prefix::default(), &state);
-        shard.set_triggers_incarnation("t1");
+        shard.set_triggers_incarnation("t1", 0);
         let broken = shard.load_tasks(1, definitions.iter().cloned().map(row).collect(), at(0));
         assert!(broken.is_empty(), "{broken:?}");
         Self { shard, sent: Vec::new(), event_seq: 0, effects: Vec::new() }
@@ -95,13 +98,16 @@ impl World {
 
     fn told(&mut self, subject: String, body: Value, now: i64) -> Applied {
         self.event_seq += 1;
-        self.shard.apply_event(&StreamMessage {
-            seq: self.event_seq,
-            subject,
-            headers: Default::default(),
-            payload: body.to_string().into(),
-            at: at(now),
-        })
+        self.shard.apply_event(
+            &StreamMessage {
+                seq: self.event_seq,
+                subject,
+                headers: Default::default(),
+                payload: body.to_string().into(),
+                at: at(now),
+            },
+            at(now),
+        )
     }
 
     fn run(&self, id: RunId) -> &Run {
@@ -189,7 +195,7 @@ fn a_negative_acknowledgement_is_retried_until_the_attempts_are_used_up() {
     let delete =
         world.effects.iter().find(|(e, _)| matches!(e, Effect::Delete { .. })).expect("its message is removed");
     assert!(matches!(delete.0, Effect::Delete { seq: 1, bury: true, .. }));
-    world.shard.message_closed(run.run_id);
+    world.shard.message_closed(run.run_id, 1);
     world.flush();
     assert!(world.shard.run(run.run_id).is_none());
 }

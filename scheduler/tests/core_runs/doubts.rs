@@ -1,0 +1,233 @@
+//! Faults that the simulator found: messages and news that are lost, and what a takeover makes of them.
+
+use super::*;
+use ax_scheduler::core::run::{Attempt, AttemptOutcome, Intent, Message};
+
+/// A message as the stream holds it.
+fn stored(sent: &Outgoing, seq: u64) -> StreamMessage {
+    let headers = sent.headers.iter().map(|(k, v)| ((*k).to_owned(), v.clone())).collect();
+    StreamMessage { seq, subject: sent.subject.clone(), headers, payload: sent.payload.clone(), at: at(1000) }
+}
+
+#[test]
+fn a_lost_message_is_published_again_above_every_number_it_may_have_used() {
+    let (mut world, run) = one(json!({"max_retry": 2}));
+    world.event("started", &run, 1010, json!({}));
+    assert!(world.shard.lost(run.run_id, 1, at(1500)));
+    let r = world.run(run.run_id);
+    assert_eq!((r.state, r.attempt, r.attempt_base, r.max_attempts), (RunState::Pending, 1, 3, 5));
+    assert!(!world.shard.lost(run.run_id, 1, at(1500)), "once is enough");
+    world.flush();
+    world.run_until(1600);
+    assert_eq!(world.sent.len(), 1, "news of the old message may be on its way");
+    world.run_until(4000);
+    let headers: std::collections::HashMap<_, _> = world.sent[1].headers.iter().cloned().collect();
+    assert_eq!(
+        (headers["Nats-Msg-Id"].clone(), headers["Ax-Attempt-Base"].as_str()),
+        (format!("{}:2", run.run_id), "3")
+    );
+}
+
+#[test]
+fn a_lost_last_attempt_has_another_one() {
+    let (mut world, run) = one(json!({}));
+    world.event("started", &run, 1010, json!({}));
+    assert!(world.shard.lost(run.run_id, 1, at(1500)));
+    let r = world.run(run.run_id);
+    assert_eq!((r.attempt_base, r.max_attempts), (1, 2), "in doubt it is never taken to have succeeded or failed");
+}
+
+#[test]
+fn a_success_of_a_lost_attempt_counts_until_a_later_one_has_begun() {
+    let (mut world, run) = one(json!({}));
+    world.event("started", &run, 1010, json!({}));
+    world.shard.lost(run.run_id, 1, at(1500));
+    world.event("succeeded", &run, 1600, json!({"result": 1}));
+    assert_eq!(world.run(run.run_id).state, RunState::Succeeded);
+
+    let (mut world, run) = one(json!({}));
+    world.event("started", &run, 1010, json!({}));
+    world.shard.lost(run.run_id, 1, at(1500));
+    world.flush();
+    world.run_until(4000);
+    world.event("started", &run, 4010, json!({"attempt": 2}));
+    world.event("succeeded", &run, 4020, json!({}));
+    assert_eq!(world.run(run.run_id).state, RunState::Running);
+}
+
+#[test]
+fn lost_events_are_remembered_over_a_takeover() {
+    let (mut world, run) = one(json!({}));
+    world.flush();
+    world.shard.restart_events("e2".into(), 0);
+    let flush = world.shard.take_flush().unwrap();
+    assert_eq!(flush.batch.settled.as_ref().unwrap().incarnation, "e2");
+    assert_eq!(flush.batch.runs[0].intent, Some(Intent::Doubt), "in the transaction that moves past the gap");
+
+    let mut next = World::new(&[every(1000, json!({}))]);
+    next.shard.load_runs(flush.batch.runs.clone(), vec![], at(2000));
+    assert!(next.shard.outstanding_run(run.run_id).unwrap().speaks_against);
+}
+
+#[test]
+fn a_deleted_task_takes_back_a_run_that_is_in_doubt() {
+    let (mut world, run) = one(json!({}));
+    world.shard.restart_events("e2".into(), 0);
+    let mut gone = row(every(1000, json!({})));
+    gone.deleted_at = Some(at(1500));
+    world.shard.load_tasks(2, vec![gone], at(1500));
+    assert_eq!(world.run(run.run_id).intent, Some(Intent::Cancel));
+    assert!(!world.shard.lost(run.run_id, 1, at(1600)), "it is being cancelled");
+}
+
+#[test]
+fn a_failure_that_overtakes_its_puback_does_not_lose_the_publish() {
+    let mut world = World::new(&[every(1000, json!({"max_retry": 1}))]);
+    let planned = world.plan(1000, 0).remove(0);
+    world.shard.fire(at(1000));
+    world.shard.pop_publish().unwrap();
+    world.event("failed", &planned, 1001, json!({}));
+    world.shard.publish_unanswered(planned.run_id, at(3000), false);
+    world.shard.fire(at(3300));
+    assert!(world.shard.pop_publish().is_some(), "only another publish yields its sequence");
+}
+
+#[test]
+fn a_puback_that_does_not_grow_is_of_another_stream() {
+    let (mut world, first) = one(json!({"overlap_policy": "allow"}));
+    world.plan(2000, 1500);
+    world.shard.fire(at(2000));
+    let next = world.shard.pop_publish().unwrap();
+    assert!(!world.shard.published(next.run_id, PubAck { seq: 1, duplicate: false }, at(2001)));
+    assert_eq!(world.run(first.run_id).message.as_ref().unwrap().seq, 1);
+    assert!(world.run(next.run_id).message.is_none());
+    assert_eq!(world.shard.set_triggers_incarnation("t2", 1), 1, "the first one's message is lost");
+    world.shard.fire(at(2300));
+    let again = world.shard.pop_publish().unwrap();
+    assert_eq!(again.message.headers[1], next.message.headers[1]);
+    assert!(world.shard.published(next.run_id, PubAck { seq: 1, duplicate: true }, at(2301)));
+    assert_eq!(world.run(next.run_id).message.as_ref().unwrap().incarnation, "t2");
+}
+
+#[test]
+fn a_puback_awaited_while_the_stream_changed_is_not_believed() {
+    let mut world = World::new(&[every(1000, json!({}))]);
+    world.plan(1000, 0);
+    world.shard.fire(at(1000));
+    let publish = world.shard.pop_publish().unwrap();
+    world.shard.set_triggers_incarnation("t2", 0);
+    world.shard.published(publish.run_id, PubAck { seq: 5, duplicate: false }, at(1001));
+    assert!(world.run(publish.run_id).message.is_none(), "the old stream may have stored it");
+    world.shard.fire(at(1300));
+    assert!(world.shard.pop_publish().is_some());
+}
+
+#[test]
+fn a_timeout_that_its_worker_told_is_no_success_when_the_message_is_gone() {
+    let (mut world, run) = one(json!({"max_retry": 1}));
+    world.event("failed", &run, 1100, json!({"error": {"kind": "timeout", "message": ""}}));
+    assert!(world.shard.outstanding_run(run.run_id).unwrap().speaks_against);
+}
+
+#[test]
+fn an_adopted_message_can_be_reconciled() {
+    let (world, run) = one(json!({"max_retry": 2}));
+    let mut next = World::new(&[every(1000, json!({}))]);
+    let planned = Run { state: RunState::Pending, decision: None, message: None, profile: None, ..run.clone() };
+    next.shard.load_runs(vec![planned], vec![], at(2000));
+    next.shard.adopt_message(run.run_id, &stored(&world.sent[0], 1));
+    let outstanding = next.shard.outstanding_run(run.run_id).expect("the sweep sees it");
+    assert_eq!(outstanding.consumer.to_string(), "g-default-t60r2");
+    assert_eq!(next.run(run.run_id).max_attempts, 3, "as it was published");
+}
+
+#[test]
+fn a_wait_before_the_next_message_outlives_a_takeover() {
+    let (mut world, run) = one(json!({"max_retry": 1, "retry_backoff": {"initial_ms": 9000, "jitter_ms": 0}}));
+    world.event("failed", &run, 1100, json!({}));
+    world.server(ACK, 1, 1, 1110);
+    let replaced = world.run(run.run_id).clone();
+    assert_eq!((replaced.state, replaced.message_no), (RunState::Pending, 2));
+    let failed = |finished_at| Attempt {
+        run_id: run.run_id,
+        attempt: 1,
+        outcome: Some(AttemptOutcome::Failed),
+        worker_id: None,
+        started_at: None,
+        finished_at: Some(at(finished_at)),
+        error: None,
+    };
+    // A worker whose clock is an hour ahead makes the wait no longer than it is.
+    for (finished_at, due) in [(1100, 10_100), (3_600_000, 11_000)] {
+        let mut next = World::new(&[every(1000, json!({"retry_backoff": {"initial_ms": 9000, "jitter_ms": 0}}))]);
+        next.shard.load_runs(vec![replaced.clone()], vec![failed(finished_at)], at(2000));
+        assert_eq!(next.shard.next_due(), Some(at(due)));
+    }
+}
+
+#[test]
+fn a_run_that_ends_before_its_puback_is_looked_for_in_the_stream() {
+    let mut world = World::new(&[every(1000, json!({}))]);
+    let planned = world.plan(1000, 0).remove(0);
+    world.shard.fire(at(1000));
+    world.shard.pop_publish().unwrap();
+    world.event("failed", &planned, 1001, json!({"retry": false}));
+    let flush = world.shard.take_flush().unwrap();
+    let unknown = Message { incarnation: String::new(), seq: 0, open: true };
+    assert_eq!(flush.batch.runs[0].message, Some(unknown), "a successor looks under its subjects");
+    world.shard.committed(flush);
+    world.shard.message_closed(planned.run_id, 7);
+    assert!(world.run(planned.run_id).message.as_ref().unwrap().open, "that was another message");
+    world.shard.published(planned.run_id, PubAck { seq: 3, duplicate: false }, at(1002));
+    assert_eq!(world.run(planned.run_id).message.as_ref().unwrap().seq, 3);
+}
+
+#[test]
+fn a_run_with_several_messages_is_closed_when_all_are_gone() {
+    let (mut world, run) = one(json!({"max_retry": 1, "retry_backoff": {"initial_ms": 0, "jitter_ms": 0}}));
+    world.event("failed", &run, 1100, json!({}));
+    world.server(ACK, 1, 1, 1110);
+    world.flush();
+    world.run_until(1200);
+    world.server(ACK, 2, 1, 1300);
+    assert_eq!(world.run(run.run_id).state, RunState::Succeeded);
+    world.flush();
+    world.effects.clear();
+    world.shard.fire(at(4000));
+    world.flush();
+    assert!(world.effects.iter().any(|(e, _)| matches!(e, Effect::Delete { seq: 2, .. })), "its first one may be left");
+    world.shard.message_closed(run.run_id, 2);
+    world.flush();
+    assert!(world.shard.run(run.run_id).is_none());
+}
+
+#[test]
+fn a_takeover_does_not_plan_again_what_lies_in_a_stretch() {
+    let state = ShardState {
+        epoch: 7,
+        definitions_rev: 4,
+        planned_until: at(60_000),
+        planned_rev: 3,
+        settled: EventsPosition { incarnation: "e1".into(), seq: 0 },
+    };
+    let mut shard = Shard::new(Prefix::default(), &state);
+    let (mut planned, mut new) = (row(every(1000, json!({}))), row(every(1000, json!({"task_id": "u"}))));
+    (planned.rev, planned.updated_at) = (3, at(30_000));
+    (new.rev, new.updated_at, new.effective_at, new.anchor_at) = (4, at(58_500), at(58_500), at(58_500));
+    shard.load_tasks(4, vec![planned, new], at(61_000));
+    let changed = shard.changed_since_planned();
+    assert_eq!(changed.iter().map(|id| id.as_str()).collect::<Vec<_>>(), ["u"]);
+    let rows = shard.plan(at(60_000), at(60_000), &changed).rows;
+    assert_eq!(rows.iter().map(|r| r.trigger_at).collect::<Vec<_>>(), [at(59_500)]);
+}
+
+#[test]
+fn a_clock_that_steps_back_makes_no_wait_longer() {
+    let (mut world, run) = one(json!({"max_retry": 1, "retry_backoff": {"initial_ms": 500, "jitter_ms": 0}}));
+    world.event("failed", &run, 1100, json!({}));
+    world.server(ACK, 1, 1, 1110);
+    world.flush();
+    assert_eq!(world.shard.next_due(), Some(at(1610)));
+    world.shard.fire(at(1110 - 3_600_000));
+    assert_eq!(world.shard.next_due(), Some(at(1610 - 3_600_000)));
+}
