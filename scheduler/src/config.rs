@@ -194,6 +194,9 @@ impl ServerConfig {
         }
         let database_given = layer.database_url.is_some();
         let database_url = layer.database_url.unwrap_or_else(|| "sqlite://.ax/ax.db".into());
+        if !["postgres:", "postgresql:", "sqlite:"].iter().any(|scheme| database_url.starts_with(scheme)) {
+            return Err(refuse("database_url", database_url, "must be postgres://USER@HOST/DATABASE or sqlite://PATH"));
+        }
         let http = layer.http_addr.unwrap_or_else(|| "127.0.0.1:8420".into());
         let http_addr = http
             .replace("localhost:", "127.0.0.1:")
@@ -377,6 +380,7 @@ mod tests {
             ("log_format", "xml", "text or json"),
             ("nats_url", " , ", "at least one"),
             ("nats_url", "http://localhost", "must begin with nats://"),
+            ("database_url", "mysql://ax:secret@localhost/ax", "sqlite://PATH"),
         ] {
             let e = ServerConfig::new(layer(key, value)).unwrap_err().to_string();
             assert!(e.starts_with(key) && e.contains(rule), "{e}");

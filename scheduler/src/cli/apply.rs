@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use ax_shared::FieldError;
-use clap::Args;
+use clap::{ArgGroup, Args};
 use reqwest::Method;
 use serde_json::value::RawValue;
 
-use super::client::{Client, ClientArgs, Refusal};
+use super::client::{Client, ClientArgs, Refusal, usage};
 use super::input::{name_of, read_json};
 use super::output::{Table, list, printable, shown};
 use super::{Failure, REFUSED};
@@ -16,8 +16,9 @@ use crate::config::Layer;
 
 /// `ax apply`.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
+#[command(group = ArgGroup::new("what").required(true), after_help = "Examples:
   ax apply -f report.json
+  ax apply report.json
   ax apply -f tasks/ --dry-run
   generate-tasks | ax apply -f - --strict
 
@@ -25,8 +26,11 @@ A file holds one task, an array of tasks, or {\"tasks\": [...]}. Of a folder, al
 names as one document. It is applied whole or not at all.")]
 pub(super) struct ApplyArgs {
     /// A file, a folder of *.json, or - for standard input
-    #[arg(long, short = 'f', value_name = "FILE|DIR|-")]
-    file: PathBuf,
+    #[arg(long, short = 'f', value_name = "FILE|DIR|-", group = "what")]
+    file: Option<PathBuf>,
+    /// The same without -f
+    #[arg(value_name = "FILE|DIR|-", group = "what")]
+    path: Option<PathBuf>,
     /// Only tell what would be done
     #[arg(long)]
     dry_run: bool,
@@ -54,7 +58,8 @@ enum Origin {
 
 pub(super) async fn apply(args: ApplyArgs, file: Layer) -> Result<(), Failure> {
     let client = Client::new(&args.client, &file)?;
-    let Document { body, origin } = read(&args.file).await?;
+    let Some(path) = args.file.or(args.path) else { return Err(usage("nothing to apply: name a file with -f")) };
+    let Document { body, origin } = read(&path).await?;
     let mut query = Vec::new();
     if args.dry_run {
         query.push(("dry_run", true.to_string()));
@@ -79,18 +84,19 @@ pub(super) async fn apply(args: ApplyArgs, file: Layer) -> Result<(), Failure> {
         table.print("the document holds no task");
         for warning in list(report, "warnings") {
             if let Ok(warning) = serde_json::from_value::<FieldError>(warning.clone()) {
+                let word = if warning.rule == "consumer_added" { "note" } else { "warning" };
                 match origin.place(&warning.field).as_str() {
-                    "" => warn(&warning.message),
-                    place => warn(&format!("{place}: {}", warning.message)),
+                    "" => warn(word, &warning.message),
+                    place => warn(word, &format!("{place}: {}", warning.message)),
                 }
             }
         }
     })
 }
 
-fn warn(text: &str) {
+fn warn(word: &str, text: &str) {
     use std::io::Write as _;
-    let _ = writeln!(std::io::stderr(), "warning: {}", printable(text));
+    let _ = writeln!(std::io::stderr(), "{word}: {}", printable(text));
 }
 
 impl Origin {

@@ -63,13 +63,22 @@ impl std::error::Error for Refusal {}
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", printable(&self.title), printable(&self.detail))?;
-        for error in &self.errors {
+        // The detail of a refusal for one reason is that reason.
+        let told = |error: &&FieldError| self.errors.len() == 1 && self.detail == in_one_line(error);
+        for error in self.errors.iter().filter(|error| !told(error)) {
             match error.field.as_str() {
                 "" => write!(f, "\n  {}", printable(&error.message))?,
                 field => write!(f, "\n  {}: {}", printable(field), printable(&error.message))?,
             }
         }
         Ok(())
+    }
+}
+
+fn in_one_line(error: &FieldError) -> String {
+    match error.field.as_str() {
+        "" => error.message.clone(),
+        field => format!("{field}: {}", error.message),
     }
 }
 

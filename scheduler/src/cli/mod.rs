@@ -48,6 +48,11 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run everything on one machine: a private nats-server, SQLite, the scheduler, its API and page
+    #[command(
+        mut_arg("nats_url", |arg| arg.help("NATS to use instead of a private nats-server")),
+        mut_arg("database_url", |arg| arg.help("Database [default: ax.db in the folder of --dir]")),
+        mut_arg("log", |arg| arg.help("What is logged beside the live view, e.g. info or info,ax::run=warn [default: warn]"))
+    )]
     Dev(server::DevArgs),
     /// Run a scheduler node
     Server(server::ServerArgs),

@@ -42,7 +42,8 @@ enum RunCommand {
     Ls(ListArgs),
     /// Show a run: its attempts, its timeline, its result
     #[command(after_help = "Example:
-  ax run get 0199aa6e-5b54-8c8e-9b0f-4c7d5a0e4a11")]
+  ax run get 0199aa6e-5b54-8c8e-9b0f-4c7d5a0e4a11
+  ax run get 0199aa6e-5b54-8c8e")]
     Get(GetArgs),
     /// Find runs by whatever is at hand
     #[command(after_help = "Examples:
@@ -86,9 +87,18 @@ fn states() -> impl clap::builder::TypedValueParser<Value = String> {
 
 #[derive(Debug, Args)]
 struct GetArgs {
-    /// The run's id; without dashes it is the trace id
-    #[arg(value_name = "RUN")]
-    run: RunId,
+    /// The run's id, or the beginning of it; without dashes it is the trace id
+    #[arg(value_name = "RUN", value_parser = id_or_beginning)]
+    run: String,
+}
+
+/// A run id, or digits enough to find the one that begins with them.
+fn id_or_beginning(text: &str) -> Result<String, String> {
+    match text.parse::<RunId>() {
+        Ok(id) => Ok(id.to_string()),
+        Err(_) if prefix_of(text).is_some() => Ok(text.to_owned()),
+        Err(_) => Err(format!("must be a run id, or {MIN_PREFIX} or more of the hex digits that it begins with")),
+    }
 }
 
 #[derive(Debug, Args)]
@@ -118,7 +128,9 @@ pub(super) async fn run(args: RunArgs, file: Layer) -> Result<(), Failure> {
                 tell_more(page);
             })
         }
-        RunCommand::Get(GetArgs { run }) => client.get(&["runs", &run.to_string()], &[]).await?.show(print_run),
+        RunCommand::Get(GetArgs { run }) => {
+            client.get(&["runs", &whole_id(&client, run).await?], &[]).await?.show(print_run)
+        }
         RunCommand::Find(find_args) => find(&client, find_args, args.client.json).await,
     }
 }
@@ -173,6 +185,22 @@ async fn find(client: &Client, args: FindArgs, json: bool) -> Result<(), Failure
         warn_more(&format!("a larger --limit, or page through ax run ls --task {task}"));
     }
     Ok(())
+}
+
+/// The id of the one run that begins like this.
+async fn whole_id(client: &Client, text: String) -> Result<String, Failure> {
+    let Some(digits) = prefix_of(&text) else { return Ok(text) };
+    let refused = |why: String| Failure { code: REFUSED, error: anyhow::anyhow!("{why}") };
+    let found = with_prefix(client, &digits).await?.runs;
+    match &found[..] {
+        [] => Err(refused(format!("not found: no run begins with {text:?}"))),
+        [one] => Ok(id_of(one)),
+        many => {
+            let shown: Vec<String> = many.iter().take(10).map(|run| format!("\n  {}", id_of(run))).collect();
+            let more = if many.len() > shown.len() { "\n  …" } else { "" };
+            Err(refused(format!("{} runs begin with {text:?}:{}{more}", many.len(), shown.concat())))
+        }
+    }
 }
 
 /// A page of runs, each as it was answered.

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, CommandFactory as _};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
@@ -55,8 +55,35 @@ fn effective(layer: Layer, file: Layer) -> Result<ServerConfig, Failure> {
     ServerConfig::new(layer.over(file)).map_err(|e| Failure { code: USAGE, error: e.into() })
 }
 
+/// Tells of `AX_*` variables that no option reads: a misspelt one would be a setting that silently is the default.
+fn warn_of_unknown_variables() {
+    use std::io::Write as _;
+    let mut known = std::collections::BTreeSet::new();
+    variables_of(&super::Cli::command(), &mut known);
+    for (name, _) in std::env::vars_os() {
+        let name = name.to_string_lossy();
+        if name.starts_with("AX_") && !known.contains(name.as_ref()) {
+            let nearest = known.iter().max_by(|a, b| {
+                let likeness = |other: &str| strsim::jaro_winkler(&name, other);
+                likeness(a).total_cmp(&likeness(b))
+            });
+            let hint = nearest.filter(|other| strsim::jaro_winkler(&name, other) > 0.9);
+            let hint = hint.map(|other| format!("; is {other} meant?")).unwrap_or_default();
+            let _ = writeln!(std::io::stderr(), "warning: {name} is set, but no option reads it{hint}");
+        }
+    }
+}
+
+fn variables_of(command: &clap::Command, found: &mut std::collections::BTreeSet<String>) {
+    found.extend(command.get_arguments().filter_map(|arg| Some(arg.get_env()?.to_string_lossy().into_owned())));
+    for below in command.get_subcommands() {
+        variables_of(below, found);
+    }
+}
+
 pub(super) async fn server(args: ServerArgs, file: Layer, stop: CancellationToken) -> Result<(), Failure> {
     let config = effective(args.layer, file)?;
+    warn_of_unknown_variables();
     telemetry::start(&config.log, config.log_format);
     Ok(app::server(config.node(), stop).await?)
 }
@@ -66,6 +93,7 @@ pub(super) async fn dev(args: DevArgs, file: Layer, stop: CancellationToken) -> 
     // The live view is what a person reads; the log only says what goes wrong.
     layer.log.get_or_insert_with(|| "warn".into());
     let config = effective(layer, Layer::default())?;
+    warn_of_unknown_variables();
     telemetry::start(&config.log, config.log_format);
     let options = DevOptions {
         folder: args.dir,
@@ -94,6 +122,7 @@ pub(super) async fn migrate(args: MigrateArgs, file: Layer) -> Result<(), Failur
 
 pub(super) fn config(args: ConfigArgs, file: Layer) -> Result<(), Failure> {
     let config = effective(args.layer, file)?;
+    warn_of_unknown_variables();
     let shown = config.shown();
     if args.json {
         let object: serde_json::Map<_, _> = shown.into_iter().map(|(k, v)| (k.to_owned(), v.into())).collect();

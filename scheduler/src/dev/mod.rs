@@ -98,6 +98,11 @@ pub async fn run(mut options: DevOptions, stop: CancellationToken) -> anyhow::Re
         }
     };
     view.end().await;
+    // Whoever wants to begin anew has to know that it would go on.
+    view::say(&format!(
+        "\n  Stopped. Tasks and history stay in {0}: start again to go on, remove {0} to begin anew.",
+        options.folder.display()
+    ));
     ended
 }
 

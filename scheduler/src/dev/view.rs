@@ -71,7 +71,7 @@ impl View {
     }
 }
 
-fn say(text: &str) {
+pub(super) fn say(text: &str) {
     let mut out = std::io::stdout().lock();
     let _ = writeln!(out, "{text}");
     let _ = out.flush();
@@ -115,6 +115,7 @@ fn line(notice: &serde_json::Value, colour: bool) -> String {
     let now = jiff::tz::TimeZone::system().to_datetime(jiff::Timestamp::now()).strftime("%H:%M:%S.%3f").to_string();
     let head = format!("{sign} {state:<10}");
     let head = if colour { format!("\x1b[{code}m{head}\x1b[0m") } else { head };
-    let id: String = text("run_id").chars().take(13).collect();
-    format!("{now}  {head} {:<28} {id}…  {}", text("task_id"), about.join(", ")).trim_end().to_owned()
+    // Enough for `ax run get`: the millisecond, and what tells runs of the same one apart.
+    let id: String = text("run_id").chars().take(18).collect();
+    format!("{now}  {head} {:<28} {id}  {}", text("task_id"), about.join(", ")).trim_end().to_owned()
 }

@@ -50,7 +50,7 @@ pub enum BindError {
     )]
     NotLoopback(SocketAddr),
     /// Taken, or not allowed.
-    #[error("cannot listen on {addr}")]
+    #[error("cannot listen on {addr} (AX_HTTP_ADDR names another address)")]
     Listen {
         /// The address.
         addr: SocketAddr,

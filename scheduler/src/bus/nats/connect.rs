@@ -157,7 +157,7 @@ fn refusal(shown: &str, error: &ConnectError) -> BusError {
             BusError::Refused(format!("{shown} refused the credentials: {cause}"))
         }
         ConnectErrorKind::ServerParse => BusError::Refused(format!("{shown} is not an address of NATS: {cause}")),
-        _ => BusError::Unavailable(format!("cannot connect to {shown}: {cause}")),
+        _ => BusError::Unavailable(format!("cannot connect to {shown}: {cause} (AX_NATS_URL says where it is)")),
     }
 }
 
