@@ -177,17 +177,17 @@ impl Shared {
                 }
             }
             let ended = !open && aside.is_empty();
-            if ended || Instant::now() >= next {
-                if let Some((percent, message)) = progress.take() {
-                    told += 1;
-                    next = Instant::now() + PROGRESS_EVERY;
-                    let mut body = EventBody::new(run.run_id, trigger.facts.attempt);
-                    (body.percent, body.message) = (Some(percent), message);
-                    // An id of its own, lest the stream take the second for the first.
-                    let id = format!("{}:{}:progress:{told}", run.run_id, trigger.facts.attempt);
-                    let body = serde_json::to_vec(&body).unwrap_or_default();
-                    self.tell_as("progress", run, id, body.into()).await;
-                }
+            if (ended || Instant::now() >= next)
+                && let Some((percent, message)) = progress.take()
+            {
+                told += 1;
+                next = Instant::now() + PROGRESS_EVERY;
+                let mut body = EventBody::new(run.run_id, trigger.facts.attempt);
+                (body.percent, body.message) = (Some(percent), message);
+                // An id of its own, lest the stream take the second for the first.
+                let id = format!("{}:{}:progress:{told}", run.run_id, trigger.facts.attempt);
+                let body = serde_json::to_vec(&body).unwrap_or_default();
+                self.tell_as("progress", run, id, body.into()).await;
             }
             if ended {
                 break;
