@@ -191,10 +191,18 @@ async fn a_message_that_a_frozen_worker_finds_waiting_is_left_to_others() -> Res
     let warm_up = enqueue(&place.api, "job", json!({})).await?;
     place.api.run_reaches(&warm_up, &["succeeded"], SOON).await?;
     // Nobody else pulls: whatever is published now goes to its open pull, unless that has just ended.
-    first.freeze()?;
-    let run_id = enqueue(&place.api, "job", json!({})).await?;
-    place.api.run_reaches(&run_id, &["triggered"], SOON).await?;
-    lasts(Duration::from_millis(1500)).await;
+    let stream = place.world.jetstream().await?.get_stream("AX_TRIGGERS").await?;
+    let run_id = loop {
+        first.freeze()?;
+        let run_id = enqueue(&place.api, "job", json!({})).await?;
+        place.api.run_reaches(&run_id, &["triggered"], SOON).await?;
+        lasts(Duration::from_millis(1200)).await;
+        if stream.consumer_info("test-default-t1r3").await?.num_ack_pending == 1 {
+            break run_id;
+        }
+        first.thaw()?;
+        place.api.run_reaches(&run_id, &["succeeded"], SOON).await?;
+    };
     let second = place.start("second", GRACE)?;
     let run = place.api.run_reaches(&run_id, &["succeeded"], SOON).await?;
     ensure!(run["result"]["by"] == "second", "{run}");

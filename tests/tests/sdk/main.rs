@@ -1,6 +1,5 @@
 //! Workers made with the Rust SDK, as processes, under a real scheduler: what they do is in the history.
 
-mod examples;
 mod interrupted;
 mod outcomes;
 mod program;

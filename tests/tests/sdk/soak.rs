@@ -101,7 +101,7 @@ impl Workers {
 async fn two_sdk_workers_and_a_raw_one_lose_and_double_nothing_under_random_kills() -> Result<()> {
     let seconds = number("AX_SOAK_SECONDS").unwrap_or(60);
     let seed = number("AX_SOAK_SEED").unwrap_or_else(|| now().unsigned_abs());
-    println!("AX_SOAK_SECONDS={seconds} AX_SOAK_SEED={seed}");
+    eprintln!("AX_SOAK_SECONDS={seconds} AX_SOAK_SEED={seed}");
     let mut dice = Dice(seed);
     let world = World::start(Database::Postgres).await?;
     let (_node, api) = world.leader("n1").await?;
@@ -115,7 +115,7 @@ async fn two_sdk_workers_and_a_raw_one_lose_and_double_nothing_under_random_kill
     let definitions: Vec<Value> = (0..TASKS)
         .map(|n| {
             let backoff = json!({"initial_ms": 200, "multiplier": 1, "max_ms": 200, "jitter_ms": 100});
-            let (retries, ms) = ([8, 9][n % 2], [5, 50, 300][n % 3]);
+            let (retries, ms) = ([8, 9][n % 2], [5, 400, 1500][n % 3]);
             let more = json!({
                 "handler": "work", "cron_expr": "EVERY 1s", "overlap_policy": "allow", "timeout_ms": 5000,
                 "max_retry": retries, "retry_backoff": backoff, "payload": {"ms": ms},
@@ -176,7 +176,7 @@ async fn two_sdk_workers_and_a_raw_one_lose_and_double_nothing_under_random_kill
         ensure!(line.at <= at + 5, "{line:?} began after the run's success was confirmed at {at}");
     }
     let again = executions.values().filter(|count| **count > 1).count();
-    println!(
+    eprintln!(
         "{succeeded} runs, {told} of them by SDK workers; {kills} workers ended; {} executions, {again} runs more than once",
         workers.executed.len()
     );

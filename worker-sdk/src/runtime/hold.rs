@@ -78,3 +78,18 @@ impl Hold {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_delivery_is_given_up_before_its_deadline_and_not_answered_after_it() {
+        let ack = Some(Subject::from("ack"));
+        let fresh = Hold::new(ack.clone(), Boot::now(), Duration::from_secs(3));
+        assert!(fresh.is_ours() && fresh.ack().is_some());
+        assert!(fresh.lasts(Duration::from_secs(2)) && !fresh.lasts(Duration::from_millis(2900)));
+        let late = Hold::new(ack, Boot::now(), MARGIN);
+        assert!(!late.is_ours() && late.ack().is_none());
+    }
+}

@@ -2,40 +2,36 @@
 
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::OnceLock;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use ax_tests::api::Api;
 use ax_tests::ax::Node;
 use ax_tests::process::Process;
 use ax_tests::world::{Database, World};
-use ax_tests::{Deadline, dev};
+use ax_tests::{Deadline, dev, eventually};
 use serde_json::{Value, json};
 
-use crate::program::{SOON, enqueue, outcomes};
-
+const SOON: Deadline = Deadline::seconds(30);
 const MAX_LINES: usize = 40;
 
-/// Builds the examples once, and returns their folder.
-fn folder() -> Result<PathBuf> {
-    static FOLDER: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-    FOLDER.get_or_init(|| build().map_err(|error| format!("{error:#}"))).clone().map_err(|error| anyhow!(error))
+/// Finds an example, which cargo builds before it runs all tests of this package.
+fn program(name: &str) -> Result<PathBuf> {
+    let own = std::env::current_exe().context("find the test program")?;
+    // Test programs lie in <target>/debug/deps.
+    let program = own.ancestors().nth(2).context("the test program lies nowhere")?.join("examples").join(name);
+    let built = std::fs::metadata(&program).and_then(|file| file.modified());
+    let written = std::fs::metadata(source(name)).and_then(|file| file.modified())?;
+    ensure!(
+        built.is_ok_and(|built| built >= written),
+        "{} is missing or old: cargo build --examples",
+        program.display()
+    );
+    Ok(program)
 }
 
-fn build() -> Result<PathBuf> {
-    let output = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-        .args(["build", "--quiet", "--package", "ax-worker", "--examples", "--all-features"])
-        .current_dir(dev::root())
-        .output()
-        .context("run cargo")?;
-    if !output.status.success() {
-        bail!("the examples do not build: {}", String::from_utf8_lossy(&output.stderr));
-    }
-    let own = std::env::current_exe().context("find the test program")?;
-    let found =
-        own.ancestors().skip(1).take(3).map(|folder| folder.join("examples")).find(|f| f.join("hello").is_file());
-    found.context("no example near the test program")
+fn source(name: &str) -> PathBuf {
+    dev::root().join(format!("worker-sdk/examples/{name}.rs"))
 }
 
 /// A node and a running example.
@@ -50,19 +46,20 @@ impl Example {
     async fn start(name: &str) -> Result<Self> {
         let world = World::start(Database::Sqlite).await?;
         let (node, api) = world.leader("n1").await?;
-        let mut command = Command::new(folder()?.join(name));
+        let mut command = Command::new(program(name)?);
         let process = Process::spawn(name, command.env("NATS_URL", world.nats.url()))?;
         Ok(Self { world, _node: node, api, process })
     }
 
     /// Runs a task that the example itself defines.
     async fn run(&self, task_id: &str, payload: Value, state: &str) -> Result<Value> {
-        ax_tests::eventually(SOON, "its definition is applied", || async {
+        eventually(SOON, "its definition is applied", || async {
             Ok((self.api.task(task_id).await?.status == 200).then_some(()))
         })
         .await?;
-        let run_id = enqueue(&self.api, task_id, payload).await?;
-        self.api.run_reaches(&run_id, &[state], SOON).await
+        let answer = self.api.enqueue(&json!([{"task_id": task_id, "payload": payload}])).await?;
+        let run_id = answer["runs"][0]["run_id"].as_str().context("no run_id")?;
+        self.api.run_reaches(run_id, &[state], SOON).await
     }
 
     async fn stop(mut self) -> Result<()> {
@@ -70,6 +67,11 @@ impl Example {
         ensure!(status.success(), "{status}: {}", self.process.output().text());
         Ok(())
     }
+}
+
+/// The outcomes of a run's attempts, in order.
+fn outcomes(run: &Value) -> Vec<&str> {
+    run["attempts"].as_array().into_iter().flatten().map(|attempt| attempt["outcome"].as_str().unwrap_or("")).collect()
 }
 
 #[test]
@@ -113,7 +115,7 @@ async fn orders_are_copied_every_second_by_the_schedule_in_the_code() -> Result<
     // A second copy of the program changes nothing.
     let mut second = Process::spawn(
         "orders, again",
-        Command::new(folder()?.join("orders")).env("NATS_URL", example.world.nats.url()).env("RUST_LOG", "info"),
+        Command::new(program("orders")?).env("NATS_URL", example.world.nats.url()).env("RUST_LOG", "info"),
     )?;
     example.api.runs_reach("orders.copy", "succeeded", 6, Deadline::seconds(60)).await?;
     ensure!(example.api.task("orders.copy").await?.ok()?["version"] == 1, "no change, no version");
