@@ -275,6 +275,8 @@ pub mod header {
     pub const FLOW_ID: &str = "Ax-Flow-Id";
     /// Present and `true` on a message that takes the place of an earlier one.
     pub const REPUBLISHED: &str = "Ax-Republished";
+    /// The attempt is not to begin after this instant, RFC 3339. Optional.
+    pub const START_DEADLINE: &str = "Ax-Start-Deadline";
     /// W3C trace context.
     pub const TRACEPARENT: &str = "traceparent";
     /// Who sends a request to the API, as it says of itself.

@@ -9,9 +9,10 @@ use anyhow::Context as _;
 use async_nats::HeaderMap;
 use async_nats::jetstream::{self, consumer::PullConsumer};
 use ax_shared::subjects::header;
-use ax_shared::{Group, Prefix, RunId, Timestamp};
-use ax_worker::{Failure, Job, Worker};
+use ax_shared::{Prefix, RunId, Timestamp};
+use ax_worker::{Failure, Worker};
 use futures::StreamExt as _;
+use serde::de::IgnoredAny;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -92,31 +93,28 @@ impl Hands {
 }
 
 async fn sdk(options: &WorkerOptions, hands: Arc<Hands>, stop: CancellationToken) -> anyhow::Result<()> {
-    let client = ax_worker::connect(&options.nats_url).await?;
-    super::say(READY);
-    let worker = Worker::builder(client, Group::new(GROUP)?)
+    let worker = Worker::new(options.nats_url.as_str(), GROUP)
         .prefix(options.prefix.clone())
         .concurrency(options.concurrency)
         .grace(GRACE)
-        .handler(HANDLER, move |job: Job| {
-            let received_us = now_us();
-            let hands = hands.clone();
-            async move {
-                let receipt = Receipt {
-                    task: task_number(job.task_id.as_str())
-                        .ok_or_else(|| Failure::give_up("not a task of the bench"))?,
-                    trigger_time: job.trigger_time,
-                    run_id: job.run_id,
-                    attempt: job.attempt,
-                    received_us,
-                };
-                if hands.receive(receipt) {
-                    tokio::time::sleep(work(job.run_id)).await;
-                }
-                Ok(())
-            }
-        })?;
-    Ok(worker.run(stop).await?)
+        .state(hands)
+        .handler(HANDLER, execute);
+    super::say(READY);
+    Ok(worker.run_until(stop).await?)
+}
+
+async fn execute(_: IgnoredAny, cx: ax_worker::Context<Arc<Hands>>) -> Result<(), Failure> {
+    let receipt = Receipt {
+        received_us: now_us(),
+        task: task_number(cx.task_id().as_str()).ok_or_else(|| Failure::give_up("not a task of the bench"))?,
+        trigger_time: cx.trigger_time(),
+        run_id: cx.run_id(),
+        attempt: cx.attempt(),
+    };
+    if cx.state().receive(receipt) {
+        tokio::time::sleep(work(receipt.run_id)).await;
+    }
+    Ok(())
 }
 
 /// Pull, work, ack, with nothing else.

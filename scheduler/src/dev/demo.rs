@@ -68,7 +68,7 @@ pub(super) async fn start(
     stop: CancellationToken,
 ) -> anyhow::Result<Demo> {
     apply(http).await?;
-    worker::start(nats_url, prefix, stop).await
+    Ok(worker::start(nats_url, prefix, &stop))
 }
 
 mod worker;
