@@ -11,7 +11,15 @@ pub enum ApiError {
     /// It cannot be read at all.
     #[error("{0}")]
     Malformed(String),
-    /// It comes from a page of another site.
+    /// It shows no token, or one that does not count.
+    #[error("{detail}")]
+    Unauthorized {
+        /// Why not.
+        detail: String,
+        /// Whether a token was shown.
+        shown: bool,
+    },
+    /// The caller's role does not allow it, or it comes from a page of another site.
     #[error("{0}")]
     Forbidden(String),
     /// What it names does not exist.
@@ -90,6 +98,7 @@ impl ApiError {
     pub fn status(&self) -> u16 {
         match self {
             Self::Malformed(_) => 400,
+            Self::Unauthorized { .. } => 401,
             Self::Forbidden(_) => 403,
             Self::NotFound(_) => 404,
             Self::MethodNotAllowed(_) => 405,
@@ -110,6 +119,7 @@ impl ApiError {
         };
         let title = match self {
             Self::Malformed(_) => "malformed request",
+            Self::Unauthorized { .. } => "unauthorized",
             Self::Forbidden(_) => "forbidden",
             Self::NotFound(_) => "not found",
             Self::MethodNotAllowed(_) => "method not allowed",
@@ -125,6 +135,18 @@ impl ApiError {
             status: self.status(),
             detail: self.to_string(),
             errors,
+        }
+    }
+
+    /// Logs what an operator must hear of: whatever is behind ax or inside of it, with its cause, which is not told.
+    pub(crate) fn log(&self) {
+        match self {
+            Self::Unavailable { what, source } => {
+                let cause = source.as_ref().map(|cause| format!("{cause:#}"));
+                tracing::warn!(what, cause, "a request was answered 503");
+            }
+            Self::Internal(detail) => tracing::error!(detail, "a request was answered 500"),
+            _ => {}
         }
     }
 
@@ -156,7 +178,7 @@ impl From<BusError> for ApiError {
 }
 
 /// A problem document (RFC 9457).
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Problem {
     /// `about:blank`: the status says what kind of problem it is, `errors` say which rules were broken.
     #[serde(rename = "type")]
