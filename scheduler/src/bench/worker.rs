@@ -10,7 +10,7 @@ use async_nats::HeaderMap;
 use async_nats::jetstream::{self, consumer::PullConsumer};
 use ax_shared::subjects::header;
 use ax_shared::{Prefix, RunId, Timestamp};
-use ax_worker::{Failure, Worker};
+use ax_worker::{Context, Failure, Worker};
 use futures::StreamExt as _;
 use serde::de::IgnoredAny;
 use tokio::sync::Semaphore;
@@ -93,28 +93,32 @@ impl Hands {
 }
 
 async fn sdk(options: &WorkerOptions, hands: Arc<Hands>, stop: CancellationToken) -> anyhow::Result<()> {
+    // The worker connects by itself; that it can is known before it says that it is ready.
+    super::connect(&options.nats_url).await?;
+    super::say(READY);
     let worker = Worker::new(options.nats_url.as_str(), GROUP)
         .prefix(options.prefix.clone())
         .concurrency(options.concurrency)
         .grace(GRACE)
-        .state(hands)
-        .handler(HANDLER, execute);
-    super::say(READY);
+        .handler(HANDLER, move |_: IgnoredAny, cx: Context| {
+            let received_us = now_us();
+            let hands = hands.clone();
+            async move {
+                let receipt = Receipt {
+                    task: task_number(cx.task_id().as_str())
+                        .ok_or_else(|| Failure::give_up("not a task of the bench"))?,
+                    trigger_time: cx.trigger_time(),
+                    run_id: cx.run_id(),
+                    attempt: cx.attempt(),
+                    received_us,
+                };
+                if hands.receive(receipt) {
+                    tokio::time::sleep(work(cx.run_id())).await;
+                }
+                Ok(())
+            }
+        });
     Ok(worker.run_until(stop).await?)
-}
-
-async fn execute(_: IgnoredAny, cx: ax_worker::Context<Arc<Hands>>) -> Result<(), Failure> {
-    let receipt = Receipt {
-        received_us: now_us(),
-        task: task_number(cx.task_id().as_str()).ok_or_else(|| Failure::give_up("not a task of the bench"))?,
-        trigger_time: cx.trigger_time(),
-        run_id: cx.run_id(),
-        attempt: cx.attempt(),
-    };
-    if cx.state().receive(receipt) {
-        tokio::time::sleep(work(receipt.run_id)).await;
-    }
-    Ok(())
 }
 
 /// Pull, work, ack, with nothing else.
