@@ -18,6 +18,8 @@ use crate::loops::clock::{self, SystemClock};
 use crate::loops::lead::{self, Candidate};
 use crate::loops::{Context, Settings};
 use crate::ports::{Bus, Clock, Guard, NodeInfo, Store};
+use crate::telemetry::otel::OtelConfig;
+use crate::telemetry::{self, Traces};
 
 /// What a node is started with.
 #[derive(Debug, Clone)]
@@ -34,6 +36,8 @@ pub struct NodeOptions {
     pub strict: bool,
     /// How the loops go.
     pub settings: Settings,
+    /// Where traces go. Defaults to nowhere.
+    pub otel: OtelConfig,
 }
 
 /// A running scheduler node.
@@ -47,6 +51,7 @@ pub struct Node {
     clock: JoinHandle<()>,
     stop: CancellationToken,
     stop_http: CancellationToken,
+    traces: Traces,
     _serving: Guard,
 }
 
@@ -109,15 +114,27 @@ impl Node {
         if let Some(handle) = metrics.clone() {
             tokio::spawn(crate::metrics::keep_up(handle));
         }
+        let traces = Traces::start(&options.otel, &options.node_id);
         let door = NatsDoor::open(client, prefix.clone(), service.clone()).await.context("serve the API over NATS")?;
-        let router = crate::api::http::router(service, access, metrics, stop_http.clone());
+        let mut router = crate::api::http::router(service, access, metrics, stop_http.clone());
+        if traces.is_on() {
+            router = router.layer(axum::middleware::from_fn_with_state(traces.clone(), telemetry::http::traced));
+        }
         tokio::spawn(tokens.keep_up(stop_http.clone()));
         let http = tokio::spawn(crate::api::http::serve(listener, router, stop_http.clone()));
 
-        let cx = Context { store: store.clone(), bus: bus.clone(), clock, prefix, settings: options.settings, epoch };
+        let cx = Context {
+            store: store.clone(),
+            bus: bus.clone(),
+            clock,
+            prefix,
+            settings: options.settings,
+            epoch,
+            traces: traces.clone(),
+        };
         let lead = tokio::spawn(lead::run(cx, candidate, stop.clone()));
         tracing::info!(node_id = options.node_id, %http_addr, %database_id, "node started");
-        Ok(Self { http_addr, store, bus, lead, http, door, clock: measuring, stop, stop_http, _serving: told })
+        Ok(Self { http_addr, store, bus, lead, http, door, clock: measuring, stop, stop_http, traces, _serving: told })
     }
 
     /// Where the API listens.
@@ -138,12 +155,12 @@ impl Node {
         self.store.clone()
     }
 
-    /// Runs until stopped: hands the lease over first, then lets requests under way finish.
+    /// Runs until stopped: hands the lease over first, then lets requests under way finish, then sends the last spans.
     ///
     /// # Errors
     /// When the API ended by itself.
     pub async fn wait(self) -> anyhow::Result<()> {
-        let Self { lead, mut http, door, clock, stop, stop_http, .. } = self;
+        let Self { lead, mut http, door, clock, stop, stop_http, traces, .. } = self;
         tokio::select! {
             () = stop.cancelled() => {}
             ended = &mut http => {
@@ -156,6 +173,8 @@ impl Node {
         let _ = lead.await;
         stop_http.cancel();
         let _ = tokio::join!(tokio::time::timeout(DRAIN_HTTP, http), door.close());
+        // Last, so that the spans of what ended meanwhile go out, too.
+        traces.stop().await;
         let _ = clock.await;
         Ok(())
     }

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::app::NodeOptions;
 use crate::bus::nats::NatsConfig;
 use crate::loops::Settings;
+use crate::telemetry::otel::OtelConfig;
 
 /// Why a configuration is refused.
 #[derive(Debug, thiserror::Error)]
@@ -172,6 +173,8 @@ pub struct ServerConfig {
     pub log: String,
     /// How log lines look; none = by what standard error is.
     pub log_format: Option<LogFormat>,
+    /// Where traces go, from the standard variables `OTEL_*`. Defaults to nowhere.
+    pub otel: OtelConfig,
 }
 
 impl ServerConfig {
@@ -235,6 +238,7 @@ impl ServerConfig {
             strict: layer.strict.unwrap_or(false),
             log,
             log_format,
+            otel: OtelConfig::from_env(),
         })
     }
 
@@ -259,6 +263,7 @@ impl ServerConfig {
                 sweep_interval: self.sweep_interval,
                 ..Settings::default()
             },
+            otel: self.otel.clone(),
         }
     }
 
@@ -286,6 +291,7 @@ impl ServerConfig {
                     Some(LogFormat::Json) => "json".into(),
                 },
             ),
+            ("traces", self.otel.shown()),
         ]
     }
 }

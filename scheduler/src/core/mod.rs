@@ -10,5 +10,6 @@ pub mod settle;
 pub mod shard;
 pub mod tasks;
 pub mod token;
+pub mod trace;
 pub mod trigger;
 pub mod wheel;

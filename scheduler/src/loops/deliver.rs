@@ -12,8 +12,11 @@ use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 
 use super::{EndOfTerm, Term, pause};
+use crate::core::{trace, trigger};
 use crate::failpoint::die_at;
+use crate::metrics as names;
 use crate::ports::{PubAck, PublishError, Publisher};
+use crate::telemetry::Publishing;
 
 /// Publishes under way at once; more buys nothing on one connection.
 const IN_FLIGHT: usize = 256;
@@ -35,7 +38,7 @@ pub(super) async fn run(term: Arc<Term>) -> EndOfTerm {
         if let Some(end) = end {
             return end;
         }
-        metrics::counter!("ax_publisher_lost_total").increment(1);
+        metrics::counter!(names::PUBLISHER_LOST.name).increment(1);
         tracing::warn!("the publishing connection was lost; opening another");
     }
 }
@@ -80,25 +83,26 @@ async fn publish(term: &Arc<Term>, publisher: &Arc<dyn Publisher>) -> Option<End
         while !stopping && in_flight.len() < IN_FLIGHT && term.may_act() && !publisher.is_closed() {
             let Some(next) = term.shard().pop_publish() else { break };
             let publisher = publisher.clone();
+            let told = term.cx.traces.publishing(next.run_id, &next.message, || term.cx.clock.now());
             in_flight.push(async move {
                 let run_id = next.run_id;
                 let began = tokio::time::Instant::now();
                 let answer = publisher.publish(next.message).await;
-                (run_id, answer, began.elapsed())
+                (run_id, answer, began.elapsed(), told)
             });
         }
         if publisher.is_closed() && in_flight.is_empty() {
             return None;
         }
         tokio::select! {
-            Some((run_id, answer, took)) = in_flight.next(), if !in_flight.is_empty() => {
+            Some((run_id, answer, took, told)) = in_flight.next(), if !in_flight.is_empty() => {
                 // Neither a yes nor a no within its time: the connection has stalled. A new one begins with a look at
                 // the lease; this one must not send its buffer when it thaws.
                 if took >= STALLED && matches!(answer, Err(PublishError::Transient(_))) && !publisher.is_closed() {
                     tracing::warn!("the publishing connection has stalled");
                     publisher.close().await;
                 }
-                answered(term, run_id, answer);
+                answered(term, run_id, answer, told);
             }
             () = term.wake.deliver.notified(), if !stopping => {}
             () = term.ended.cancelled(), if !stopping => {}
@@ -107,9 +111,19 @@ async fn publish(term: &Arc<Term>, publisher: &Arc<dyn Publisher>) -> Option<End
     }
 }
 
-fn answered(term: &Term, run_id: RunId, answer: Result<PubAck, PublishError>) {
+fn answered(term: &Term, run_id: RunId, answer: Result<PubAck, PublishError>, told: Option<Publishing>) {
     let now = term.cx.clock.now();
     let mut shard = term.shard();
+    if let Some(told) = told {
+        // A worker may have ended the run before the answer was here; no part of a run outlasts it.
+        let at = shard.run(run_id).and_then(|run| run.finished_at).map_or(now, |ended| ended.min(now));
+        match &answer {
+            Ok(_) => term.cx.traces.published(told, at, None),
+            Err(PublishError::Refused(why)) => term.cx.traces.published(told, at, Some(why)),
+            // It is published again, under the same span id.
+            Err(PublishError::Transient(_) | PublishError::Closed) => {}
+        }
+    }
     let result = match answer {
         Ok(ack) => {
             die_at("publish.acked");
@@ -117,7 +131,8 @@ fn answered(term: &Term, run_id: RunId, answer: Result<PubAck, PublishError>) {
             if let Some(run) = shard.run(run_id) {
                 tracing::info!(
                     target: "ax::run",
-                    %run_id, task_id = %run.task_id, trace_id = run_id.trace_id(), seq = ack.seq,
+                    %run_id, task_id = %run.task_id, trace_id = run_id.trace_id(),
+                    span_id = %trace::publish_span(&trigger::message_id(run)), seq = ack.seq,
                     late_ms = now.millis_since(run.publish_at),
                     "published"
                 );
@@ -140,7 +155,7 @@ fn answered(term: &Term, run_id: RunId, answer: Result<PubAck, PublishError>) {
         }
     };
     drop(shard);
-    metrics::counter!("ax_publish_total", "result" => result).increment(1);
+    metrics::counter!(names::PUBLISH.name, "result" => result).increment(1);
     term.wake.flush.notify_one();
     if result != "ok" {
         term.wake.fire.notify_one();

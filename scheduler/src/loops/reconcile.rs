@@ -14,6 +14,7 @@ use tokio::sync::{Semaphore, mpsc};
 
 use super::{Blocked, EndOfTerm, Term, fire, pause};
 use crate::core::settle::{Outcome, RunEvent};
+use crate::metrics as names;
 use crate::ports::BusError;
 
 /// Runs looked at at once.
@@ -96,7 +97,7 @@ pub(super) async fn sweep(term: &Arc<Term>, older_than: Duration) {
             }
         }
     }
-    metrics::gauge!("ax_in_doubt").set(doubts as f64);
+    metrics::gauge!(names::IN_DOUBT.name).set(doubts as f64);
     term.wake.flush.notify_one();
     term.wake.deliver.notify_one();
     term.wake.fire.notify_one();
@@ -133,7 +134,7 @@ pub(super) async fn look(term: &Arc<Term>, run_id: RunId) -> Result<Finding, Bus
         }
     };
     let finding = finding.await?;
-    metrics::counter!("ax_reconciled_total", "result" => finding.as_str()).increment(1);
+    metrics::counter!(names::RECONCILED.name, "result" => finding.as_str()).increment(1);
     Ok(finding)
 }
 

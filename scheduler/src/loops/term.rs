@@ -23,6 +23,7 @@ use super::{
 };
 use crate::core::run::Run;
 use crate::core::shard::Shard;
+use crate::metrics as names;
 use crate::ports::{BusError, EventsPosition, Guard, LeaseWrite, Publisher, StoreError, StreamState};
 
 /// Runs looked up in the stream at once.
@@ -72,8 +73,8 @@ impl Term {
             Err(e) => return EndOfTerm::Takeover(e.into()),
         };
         drop(answering);
-        metrics::gauge!("ax_leader").set(1.0);
-        metrics::counter!("ax_takeovers_total").increment(1);
+        metrics::gauge!(names::LEADER.name).set(1.0);
+        metrics::counter!(names::TAKEOVERS.name).increment(1);
         let (runs, tasks) = {
             let shard = term.shard();
             (shard.live_runs(), shard.tasks().iter().count())
@@ -118,7 +119,7 @@ impl Term {
             end = Some(reason);
         }
         drop(serving);
-        metrics::gauge!("ax_leader").set(0.0);
+        metrics::gauge!(names::LEADER.name).set(0.0);
         end.unwrap_or(EndOfTerm::Stopped)
     }
 }
@@ -143,9 +144,10 @@ async fn begin(
     let state = cx.store.acquire(at_least, cx.clock.now()).await.map_err(from_store)?;
     announce_epoch(&cx, &lease, state.epoch).await?;
     cx.epoch.fetch_max(state.epoch, Ordering::Relaxed);
-    metrics::gauge!("ax_epoch").set(state.epoch as f64);
+    metrics::gauge!(names::EPOCH.name).set(state.epoch as f64);
 
     let mut shard = Shard::new(cx.prefix.clone(), &state);
+    shard.set_sampler(cx.traces.sampler());
     let triggers = cx.bus.triggers().await.map_err(takeover)?;
     shard.set_triggers_incarnation(&triggers.incarnation);
     let events = cx.bus.events().await.map_err(takeover)?;
@@ -227,7 +229,7 @@ pub(crate) fn resume_at(settled: &EventsPosition, events: &StreamState) -> Optio
     let anew = EventsPosition { incarnation: events.incarnation.clone(), seq: 0 };
     if settled.incarnation != events.incarnation {
         if !settled.incarnation.is_empty() {
-            metrics::counter!("ax_events_gaps_total").increment(1);
+            metrics::counter!(names::EVENTS_GAPS.name).increment(1);
             tracing::error!(
                 was = settled.incarnation,
                 is = events.incarnation,
@@ -237,12 +239,12 @@ pub(crate) fn resume_at(settled: &EventsPosition, events: &StreamState) -> Optio
         return Some(anew);
     }
     if events.last_seq < settled.seq {
-        metrics::counter!("ax_events_gaps_total").increment(1);
+        metrics::counter!(names::EVENTS_GAPS.name).increment(1);
         tracing::error!(last = events.last_seq, settled = settled.seq, "AX_EVENTS has lost its end; reading it anew");
         return Some(anew);
     }
     if events.first_seq > settled.seq + 1 {
-        metrics::counter!("ax_events_gaps_total").increment(1);
+        metrics::counter!(names::EVENTS_GAPS.name).increment(1);
         tracing::error!(
             first = events.first_seq,
             settled = settled.seq,
@@ -294,10 +296,12 @@ async fn adopt_messages(term: &Arc<Term>, unknown: Vec<RunId>) -> Result<(), End
     let mut found = std::pin::pin!(found);
     let mut stale = Vec::new();
     while let Some(looked_up) = found.next().await {
-        if let (run_id, Some(message)) = looked_up.map_err(takeover)?
-            && let Some(crate::core::shard::LookedUp::Stale { seq }) = term.shard().adopt_message(run_id, &message)
-        {
-            stale.push(seq);
+        let (run_id, Some(message)) = looked_up.map_err(takeover)? else { continue };
+        let adopted = term.shard().adopt_message(run_id, &message);
+        match adopted {
+            Some(crate::core::shard::LookedUp::Stale { seq }) => stale.push(seq),
+            Some(crate::core::shard::LookedUp::Adopted) => term.cx.traces.found(run_id, &message),
+            None => {}
         }
     }
     if !stale.is_empty() {

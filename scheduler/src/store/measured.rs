@@ -11,6 +11,7 @@ use uuid::Uuid;
 use crate::core::definitions::{AuditEntry, TaskRow};
 use crate::core::run::{Attempt, Run, Signal};
 use crate::core::token::Token;
+use crate::metrics as names;
 use crate::ports::{
     Batch, DecideChange, Planned, RunFilter, ShardState, Store, StoreError, TaskFilter, TaskHistory, Watermark,
 };
@@ -30,7 +31,7 @@ impl<S> Measured<S> {
     async fn time<T>(&self, op: &'static str, work: impl Future<Output = T> + Send) -> T {
         let start = Instant::now();
         let result = work.await;
-        metrics::histogram!("ax_sql_seconds", "op" => op, "db" => self.db).record(start.elapsed().as_secs_f64());
+        metrics::histogram!(names::SQL.name, "op" => op, "db" => self.db).record(start.elapsed().as_secs_f64());
         result
     }
 }

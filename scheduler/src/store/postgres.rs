@@ -688,3 +688,14 @@ impl Store for Postgres {
         .await
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_server_of_the_compose_file_is_new_enough() {
+        let compose = include_str!("../../../docker-compose.yml");
+        let tag = compose.split_once("image: postgres:").and_then(|(_, rest)| rest.split(['-', '.', '\n']).next());
+        let major: Option<i32> = tag.and_then(|tag| tag.parse().ok());
+        assert!(major.is_some_and(|major| major * 10_000 >= super::OLDEST), "{tag:?}");
+    }
+}

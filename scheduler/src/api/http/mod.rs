@@ -146,6 +146,6 @@ async fn readyz(State(door): State<Door>) -> Response {
 
 /// Metrics in Prometheus' text format.
 async fn metrics_text(State(door): State<Door>) -> Response {
-    let text = door.metrics.map(|handle| handle.render()).unwrap_or_default();
+    let text = door.metrics.as_ref().map(crate::metrics::render).unwrap_or_default();
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }

@@ -25,6 +25,7 @@ use crate::core::run::{Attempt, Decision, Intent, Run, RunState, Signal};
 use crate::core::schedule::ScheduleError;
 use crate::core::settle::{Ledger, RunEvent};
 use crate::core::tasks::{PlanPass, Tasks};
+use crate::core::trace::Sampler;
 use crate::ports::{EventsPosition, ShardState};
 
 pub use apply::Applied;
@@ -96,6 +97,8 @@ pub struct Outstanding {
 pub struct Shard {
     prefix: Prefix,
     epoch: u64,
+    /// Which runs' traces are kept: told to workers with each message.
+    sampler: Sampler,
     definitions_rev: u64,
     tasks: Tasks,
     runs: HashMap<RunId, Live>,
@@ -132,6 +135,7 @@ impl Shard {
         Self {
             prefix,
             epoch: state.epoch,
+            sampler: Sampler::ALWAYS,
             definitions_rev: 0,
             tasks: Tasks::new(state.planned_until),
             runs: HashMap::new(),
@@ -390,6 +394,11 @@ impl Shard {
             }
         }
         lost
+    }
+
+    /// Which runs' traces are kept from now on. Defaults to all.
+    pub fn set_sampler(&mut self, sampler: Sampler) {
+        self.sampler = sampler;
     }
 
     /// How far AX_EVENTS has been applied (not necessarily committed).
