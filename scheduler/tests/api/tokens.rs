@@ -227,7 +227,7 @@ async fn a_person_signs_in_and_out() -> Result<()> {
 async fn a_live_stream_ends_with_the_token_that_opened_it() -> Result<()> {
     let world = World::start().await?;
     let token = world.token("short", Role::Viewer, None).await?;
-    world.token("other", Role::Viewer, None).await?;
+    world.token("another", Role::Viewer, None).await?;
     let mut stream = tokio::net::TcpStream::connect(world.addr).await?;
     let request = format!(
         "GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\nConnection: close\r\n\r\n"
