@@ -56,6 +56,9 @@ pub enum ApiError {
         #[source]
         source: Option<anyhow::Error>,
     },
+    /// Too much is asked of this node at once; the same request may succeed later.
+    #[error("too many requests are under way at this node; nothing was done: try again")]
+    Busy,
     /// ax or its database is not as it should be.
     #[error("{0}")]
     Internal(String),
@@ -105,7 +108,7 @@ impl ApiError {
             Self::Conflict { .. } => 409,
             Self::TooLarge { .. } => 413,
             Self::Invalid(_) => 422,
-            Self::Unavailable { .. } => 503,
+            Self::Unavailable { .. } | Self::Busy => 503,
             Self::Internal(_) => 500,
         }
     }
@@ -126,7 +129,7 @@ impl ApiError {
             Self::Conflict { .. } => "conflict",
             Self::TooLarge { .. } => "too large",
             Self::Invalid(_) => "invalid",
-            Self::Unavailable { .. } => "unavailable",
+            Self::Unavailable { .. } | Self::Busy => "unavailable",
             Self::Internal(_) => "internal error",
         };
         Problem {
@@ -153,7 +156,7 @@ impl ApiError {
     /// After how many seconds the same request may succeed, where waiting may help.
     #[must_use]
     pub fn retry_after_s(&self) -> Option<u32> {
-        matches!(self, Self::Unavailable { .. }).then_some(2)
+        matches!(self, Self::Unavailable { .. } | Self::Busy).then_some(2)
     }
 }
 

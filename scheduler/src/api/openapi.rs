@@ -122,7 +122,7 @@ fn operation(route: &Route) -> Value {
         Subject::None => {}
         Subject::Task => parameters.push(parameter("path", "id", "The task", &reference("TaskId"))),
         Subject::Run => {
-            parameters.push(parameter("path", "id", "The run; dashes may be left out", &json!({"type": "string"})))
+            parameters.push(parameter("path", "id", "The run; dashes may be left out", &json!({"type": "string"})));
         }
     }
     parameters.extend(query(route.operation));

@@ -1,17 +1,22 @@
 //! Who is served, and with which rights.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use anyhow::Result;
 use ax_scheduler::api::http::{self, BindError};
+use ax_scheduler::api::nats::NatsDoor;
 use ax_scheduler::api::operation::{Method, ROUTES};
 use ax_scheduler::api::tokens::TRUSTED;
 use ax_scheduler::core::definitions::AuditEntry;
 use ax_scheduler::core::token::{self, Role, Token};
 use ax_scheduler::ports::Store as _;
-use ax_shared::Timestamp;
+use ax_shared::{Prefix, Timestamp};
 use reqwest::header;
 use serde_json::json;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use crate::world::{Answer, NOW, World, task};
+use crate::world::{Answer, NOW, World, service, task};
 
 fn line(name: &str) -> AuditEntry {
     AuditEntry { at: NOW, actor: "t".into(), action: "token".into(), subject: name.into(), detail: json!({}) }
@@ -73,7 +78,10 @@ async fn with_tokens_each_route_takes_its_role() -> Result<()> {
             let answer = world.with_token(method.clone(), &path, token, "{").await?;
             if role < route.role {
                 let told = answer.refused(403).body["detail"].as_str().unwrap().to_owned();
-                assert!(told.contains(route.role.as_str()) && told.contains(role.as_str()), "{path}: {told}");
+                assert!(
+                    told.contains(&format!("takes the role {}", route.role.as_str())) && told.contains(role.as_str()),
+                    "{path}: {told}"
+                );
             } else if route.method == Method::Get {
                 answer.is(200);
             } else if route.method != Method::Delete {
@@ -211,5 +219,47 @@ async fn a_person_signs_in_and_out() -> Result<()> {
     world.revoke("anna").await?;
     assert_eq!(world.page("/").await?.0, 200, "without tokens there is nothing to sign in to");
     assert_eq!(world.page("/sign-in").await?.0, 200);
+    Ok(())
+}
+
+/// What a listener was told at the start of a stream would otherwise hold for as long as it listens.
+#[tokio::test]
+async fn a_live_stream_ends_with_the_token_that_opened_it() -> Result<()> {
+    let world = World::start().await?;
+    let token = world.token("short", Role::Viewer, None).await?;
+    world.token("another", Role::Viewer, None).await?;
+    let mut stream = tokio::net::TcpStream::connect(world.addr).await?;
+    let request = format!(
+        "GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\nConnection: close\r\n\r\n"
+    );
+    stream.write_all(request.as_bytes()).await?;
+    let mut head = [0; 12];
+    stream.read_exact(&mut head).await?;
+    assert_eq!(&head, b"HTTP/1.1 200");
+    world.revoke("short").await?;
+    let mut rest = Vec::new();
+    tokio::time::timeout(Duration::from_secs(10), stream.read_to_end(&mut rest)).await??;
+    Ok(())
+}
+
+/// NATS does not tell who sends; the audit has what the sender says.
+#[tokio::test]
+async fn the_audit_names_who_asks_over_nats() -> Result<()> {
+    let world = World::start().await?;
+    world.token("a", Role::Viewer, None).await?;
+    let service = service(world.store.clone(), world.bus.clone(), world.clock.clone(), false);
+    let door = NatsDoor::open(world.bus.client(), Prefix::default(), Arc::new(service)).await?;
+    let client = world.nats.client().await?;
+    for (name, actor) in [(None, "nats"), (Some("nightly job"), "nats:nightly job"), (Some(""), "nats")] {
+        let mut headers = async_nats::HeaderMap::new();
+        name.iter().for_each(|name| headers.insert("Ax-Actor", *name));
+        let id = format!("t{}", actor.len() + name.map_or(0, |_| 1));
+        let body = task(&id, json!({})).to_string();
+        client.request_with_headers("ax.api.v1.apply", headers, body.into()).await?;
+        let last = world.store.audit().pop().unwrap();
+        assert_eq!((last.actor.as_str(), last.subject.as_str()), (actor, id.as_str()));
+    }
+    door.close().await;
+    assert!(client.request("ax.api.v1.nodes", "".into()).await.is_err(), "a door that is closed answers nobody");
     Ok(())
 }

@@ -5,15 +5,15 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{Extension, FromRequestParts as _, Path, Request as HttpRequest, State};
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodFilter, on};
 use futures::{Stream, StreamExt};
 
-use super::Door;
 use super::problem::HttpError;
 use super::request::{self, Params};
+use super::{Door, guard};
 use crate::api::operation::{Method, ROUTES, Reply, Request, Route, Subject};
 use crate::api::service::{Caller, Role};
 use crate::api::{ApiError, openapi};
@@ -81,18 +81,20 @@ fn respond(reply: Reply) -> Response {
     response
 }
 
-/// State changes of runs as server-sent events: event = the state, data = the notice. Ends with the connection to NATS
-/// or with the node; a browser connects again by itself.
+/// State changes of runs as server-sent events: event = the state, data = the notice. Ends with the connection to NATS,
+/// with the node, or with the token that was shown; a browser connects again by itself.
 pub(super) async fn events(
     State(door): State<Door>,
     Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
     Params(fields): Params,
 ) -> Answer<Sse<impl Stream<Item = Result<Event, Infallible>>>> {
     caller.must_be(Role::Viewer)?;
     fields.finish()?;
     let notices = door.service.notices().await?;
     let events = notices
-        .take_until(door.shutdown.cancelled_owned())
+        .take_until(door.shutdown.clone().cancelled_owned())
+        .take_until(Box::pin(guard::no_longer_let_in(door, headers)))
         .map(|(state, body)| Ok(Event::default().event(state).data(String::from_utf8_lossy(&body))));
     Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(Duration::from_secs(15))))
 }

@@ -1,7 +1,7 @@
 //! What holds for every request: where it may come from, who it is from, how long it may take, how it is counted.
 
 use std::net::SocketAddr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::extract::{ConnectInfo, MatchedPath, Request, State};
 use axum::http::uri::Authority;
@@ -19,6 +19,8 @@ use crate::metrics as names;
 
 /// Where nobody has to say who he is: probes, and the page on which people say it.
 const OPEN: [&str; 5] = ["/healthz", "/readyz", "/metrics", dashboard::SIGN_IN, dashboard::SIGN_OUT];
+/// How often those who listen to a stream are looked at again.
+const RECHECK: Duration = Duration::from_millis(500);
 /// The cookie that holds the token of a person who has signed in.
 pub(crate) const COOKIE: &str = "ax_token";
 
@@ -90,6 +92,24 @@ fn admit(door: &Door, request: &Request) -> Result<Caller, ApiError> {
         ));
     }
     door.access.tokens.bearer(secret)
+}
+
+/// Returns when those who sent these headers may no longer listen: a stream outlives the check at its start.
+pub(super) async fn no_longer_let_in(door: Door, headers: HeaderMap) {
+    let mut every = tokio::time::interval(RECHECK);
+    loop {
+        every.tick().await;
+        let tokens = &door.access.tokens;
+        let shown = headers.get(header::AUTHORIZATION).and_then(|value| bearer(value.as_bytes()).ok());
+        let let_in = match shown.or_else(|| cookie(&headers)) {
+            _ if !tokens.any() => door.access.loopback,
+            Some(secret) => !matches!(tokens.bearer(secret), Err(ApiError::Unauthorized { .. })),
+            None => false,
+        };
+        if !let_in {
+            return;
+        }
+    }
 }
 
 /// The token in an `Authorization` header.

@@ -137,13 +137,13 @@ impl Door {
                         let begun = Instant::now();
                         let answer = match tokio::time::timeout(PATIENCE, turns.acquire()).await {
                             Ok(_turn) => door.answer(index, &message).await,
-                            Err(_) => Err(busy()),
+                            Err(_) => Err(ApiError::Busy),
                         };
                         door.send(index, &message, begun, answer).await;
                         drop(room);
                     });
                 }
-                Err(_) => door.send(index, &message, Instant::now(), Err(busy())).await,
+                Err(_) => door.send(index, &message, Instant::now(), Err(ApiError::Busy)).await,
             }
         }
     }
@@ -211,10 +211,6 @@ impl Door {
             .increment(1);
         tracing::debug!(operation, status, elapsed_ms = took.as_millis() as u64, "request over NATS");
     }
-}
-
-fn busy() -> ApiError {
-    ApiError::Unavailable { what: "a free place for the request", source: None }
 }
 
 /// Text that a header can hold: one short line of ASCII.

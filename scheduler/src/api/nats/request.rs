@@ -72,5 +72,5 @@ pub(super) fn caller(message: &Message) -> Caller {
 }
 
 fn header_of<'a>(headers: Option<&'a HeaderMap>, name: &str) -> Option<&'a str> {
-    headers?.get(name).map(|value| value.as_str())
+    headers?.get(name).map(async_nats::HeaderValue::as_str)
 }

@@ -59,7 +59,7 @@ impl Caller {
             return Ok(());
         }
         Err(ApiError::Forbidden(format!(
-            "this takes the role {}; {:?} is a {}",
+            "this takes the role {}; {:?} has the role {}",
             role.as_str(),
             self.actor,
             self.role.as_str()
