@@ -317,7 +317,7 @@ pub enum LeaderAnswer {
 }
 
 /// What a node tells about itself.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct NodeInfo {
     /// Configured name.
     pub node_id: String,

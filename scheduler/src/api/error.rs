@@ -178,7 +178,7 @@ impl From<BusError> for ApiError {
 }
 
 /// A problem document (RFC 9457).
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Problem {
     /// `about:blank`: the status says what kind of problem it is, `errors` say which rules were broken.
     #[serde(rename = "type")]

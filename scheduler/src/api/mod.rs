@@ -8,6 +8,7 @@ mod error;
 pub mod fields;
 pub mod http;
 pub mod nats;
+pub mod openapi;
 pub mod operation;
 pub mod service;
 pub mod tokens;

@@ -147,6 +147,65 @@ table! {
     Nodes = Get "/nodes" "nodes" None Parameters Viewer "Show the scheduler nodes that answer";
 }
 
+/// What only HTTP has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the table says what each does")]
+pub enum Special {
+    Events,
+    OpenApi,
+    Healthz,
+    Readyz,
+    Metrics,
+}
+
+/// One row of the table of what only HTTP has; all are GET.
+#[derive(Debug, Clone, Copy)]
+pub struct SpecialRoute {
+    /// Which.
+    pub special: Special,
+    /// The whole path.
+    pub path: &'static str,
+    /// The least role that may; none = whoever asks.
+    pub role: Option<Role>,
+    /// What it does, for people.
+    pub summary: &'static str,
+}
+
+/// What only HTTP has.
+pub const SPECIALS: &[SpecialRoute] = &[
+    SpecialRoute {
+        special: Special::Events,
+        path: "/api/v1/events",
+        role: Some(Role::Viewer),
+        summary: "Tell state changes of runs as they happen, as server-sent events",
+    },
+    SpecialRoute {
+        special: Special::OpenApi,
+        path: "/api/v1/openapi.json",
+        role: Some(Role::Viewer),
+        summary: "This document",
+    },
+    SpecialRoute {
+        special: Special::OpenApi,
+        path: "/openapi.json",
+        role: Some(Role::Viewer),
+        summary: "This document",
+    },
+    SpecialRoute { special: Special::Healthz, path: "/healthz", role: None, summary: "Whether the process lives" },
+    SpecialRoute {
+        special: Special::Readyz,
+        path: "/readyz",
+        role: None,
+        summary: "Whether this node can do its work; followers can, too",
+    },
+    SpecialRoute {
+        special: Special::Metrics,
+        path: "/metrics",
+        role: None,
+        summary: "Metrics in Prometheus' text format",
+    },
+];
+
 /// What a door has read.
 #[derive(Debug)]
 pub struct Request {

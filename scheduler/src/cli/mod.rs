@@ -1,6 +1,7 @@
 //! The command line. Each command is thin: the service behind the API does the work.
 
 mod apply;
+mod bench;
 mod client;
 mod health;
 mod input;
@@ -66,6 +67,12 @@ enum Command {
     Migrate(server::MigrateArgs),
     /// Show the effective configuration of a server, secrets hidden
     Config(server::ConfigArgs),
+    /// Measure how late runs are and what they cost, beside what JetStream alone can do
+    Bench(bench::BenchArgs),
+    #[command(hide = true)]
+    BenchWorker(bench::BenchWorkerArgs),
+    #[command(hide = true)]
+    BenchPublisher(bench::BenchPublisherArgs),
     /// Show the version of ax and of the time zones it has compiled in
     Version,
 }
@@ -123,6 +130,9 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> ExitCode {
         Command::Token(args) => token::token(args, file).await,
         Command::Migrate(args) => server::migrate(args, file).await,
         Command::Config(args) => server::config(args, file),
+        Command::Bench(args) => bench::bench(args, stop).await,
+        Command::BenchWorker(args) => bench::worker(args, stop).await,
+        Command::BenchPublisher(args) => bench::publisher(args, stop).await,
         Command::Version => {
             say(format_args!("ax {}", *VERSION));
             Ok(())

@@ -1,7 +1,7 @@
 //! `ax dev`: everything on one machine, with a live view of what fires, runs and finishes.
 
 mod demo;
-mod nats;
+pub(crate) mod nats;
 mod view;
 
 use std::fs::{File, TryLockError};

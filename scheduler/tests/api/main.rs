@@ -2,6 +2,7 @@
 
 mod away;
 mod door;
+mod openapi;
 mod pages;
 mod runs;
 mod schedules;

@@ -8,15 +8,15 @@ use axum::extract::{Extension, FromRequestParts as _, Path, Request as HttpReque
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{MethodFilter, get, on};
+use axum::routing::{MethodFilter, on};
 use futures::{Stream, StreamExt};
 
 use super::Door;
 use super::problem::HttpError;
 use super::request::{self, Params};
-use crate::api::ApiError;
 use crate::api::operation::{Method, ROUTES, Reply, Request, Route, Subject};
 use crate::api::service::{Caller, Role};
+use crate::api::{ApiError, openapi};
 
 type Answer<T> = Result<T, HttpError>;
 
@@ -34,7 +34,14 @@ pub(super) fn routes() -> Router<Door> {
         };
         router = router.route(route.path, on(method, answer));
     }
-    router.route("/events", get(events))
+    router
+}
+
+/// The document of the API.
+pub(super) async fn openapi(Extension(caller): Extension<Caller>, Params(fields): Params) -> Answer<Response> {
+    caller.must_be(Role::Viewer)?;
+    fields.finish()?;
+    Ok(([(header::CONTENT_TYPE, "application/json")], openapi::TEXT.as_str()).into_response())
 }
 
 async fn answer(route: &Route, door: &Door, caller: &Caller, request: HttpRequest) -> Answer<Response> {
@@ -76,7 +83,7 @@ fn respond(reply: Reply) -> Response {
 
 /// State changes of runs as server-sent events: event = the state, data = the notice. Ends with the connection to NATS
 /// or with the node; a browser connects again by itself.
-async fn events(
+pub(super) async fn events(
     State(door): State<Door>,
     Extension(caller): Extension<Caller>,
     Params(fields): Params,

@@ -25,6 +25,7 @@ pub(crate) use self::problem::{HttpError, challenge};
 pub(crate) use self::request::Params;
 use super::ApiError;
 pub use super::operation::MAX_BODY_BYTES;
+use super::operation::{SPECIALS, Special};
 use super::service::Service;
 use super::tokens::Tokens;
 use crate::dashboard;
@@ -95,12 +96,18 @@ pub fn router(
     shutdown: CancellationToken,
 ) -> Router {
     let door = Door { service, access, metrics, shutdown };
-    Router::new()
-        .nest("/api/v1", api::routes())
-        .merge(dashboard::routes())
-        .route("/healthz", get(healthz))
-        .route("/readyz", get(readyz))
-        .route("/metrics", get(metrics_text))
+    let mut router = Router::new().nest("/api/v1", api::routes()).merge(dashboard::routes());
+    for special in SPECIALS {
+        let answer = match special.special {
+            Special::Events => get(api::events),
+            Special::OpenApi => get(api::openapi),
+            Special::Healthz => get(healthz),
+            Special::Readyz => get(readyz),
+            Special::Metrics => get(metrics_text),
+        };
+        router = router.route(special.path, answer);
+    }
+    router
         .fallback(guard::no_such_address)
         .method_not_allowed_fallback(guard::method_not_allowed)
         .layer(middleware::from_fn_with_state(door.clone(), guard::guard))

@@ -73,6 +73,14 @@ impl NatsConfig {
             lease_ttl: Duration::from_secs(5),
         }
     }
+
+    /// Opens a connection of its own, for what runs beside a node. The server is not checked.
+    ///
+    /// # Errors
+    /// [`BusError::Unavailable`] when no server answers, [`BusError::Refused`] for a wrong address or wrong credentials.
+    pub(crate) async fn client(&self) -> Result<async_nats::Client, BusError> {
+        connect::general(self, &Uptime::default()).await
+    }
 }
 
 /// The bus on a NATS connection that reconnects for ever.
