@@ -19,6 +19,7 @@ use super::load::{Load, Owed, Window, run_id};
 use super::parts::READY;
 use super::record::{now_us, since_1970};
 use crate::core::definitions::TaskRow;
+use crate::core::trace::Sampler;
 use crate::core::trigger;
 use crate::ports::Outgoing;
 
@@ -157,7 +158,7 @@ fn row(load: Load, task: u32) -> anyhow::Result<TaskRow> {
 fn message(row: &TaskRow, owed: Owed, prefix: &Prefix) -> anyhow::Result<(String, HeaderMap, bytes::Bytes)> {
     let id = run_id(owed).context("the task's name is not a task id")?;
     let run = row.new_run(id, RunKind::Cron, owed.at, owed.at, owed.at);
-    let Outgoing { subject, headers, payload } = trigger::message(prefix, &run, &row.definition, 1);
+    let Outgoing { subject, headers, payload } = trigger::message(prefix, &run, &row.definition, 1, Sampler::ALWAYS);
     let mut map = HeaderMap::new();
     for (name, value) in headers {
         map.insert(name, value.parse::<async_nats::HeaderValue>().context("a header's value")?);
