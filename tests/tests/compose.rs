@@ -107,7 +107,7 @@ async fn the_compose_file_fits_together_and_ax_accepts_its_environment() -> Resu
             match how["condition"].as_str() {
                 Some("service_healthy") => drop(health(other)?),
                 Some("service_completed_successfully") => {
-                    ensure!(other["restart"].is_null(), "{name}: never completes")
+                    ensure!(other["restart"].is_null(), "{name}: never completes");
                 }
                 how => anyhow::bail!("{name} waits for {how:?}"),
             }
@@ -379,7 +379,7 @@ impl Stack {
 async fn the_services_of_the_compose_file_work_together() -> Result<()> {
     let stack = Stack::new().await?;
     std::fs::write(stack.folder.join("nats.conf"), stack.here(&file("deploy/nats.conf")?))?;
-    let _nats = stack.start("nats")?;
+    let mut nats = stack.start("nats")?;
     stack.healthy("nats").await?;
     stack.healthy("postgres").await?;
 
@@ -426,6 +426,13 @@ async fn the_services_of_the_compose_file_work_together() -> Result<()> {
     stack.more_than(&other, &token, count + 1).await?;
     stack.health(&other).await?.ok()?;
 
+    // Without NATS a node lives, and is not ready.
+    nats.kill9()?;
+    eventually(Deadline::seconds(30), "a node without NATS is unhealthy", || async {
+        Ok((stack.health(&other).await?.code == Some(1)).then_some(()))
+    })
+    .await?;
+
     let complaints = [stopped, nodes.remove(&other).context("the other node")?];
     for node in complaints {
         let text = node.output().text();
@@ -443,8 +450,8 @@ fn the_document_names_services_volumes_and_files_that_exist() -> Result<()> {
     for line in document.lines().filter(|line| line.contains("docker compose")) {
         let mut rest = line.split_whitespace().skip_while(|word| !word.ends_with("compose")).skip(1);
         if let Some("exec" | "stop" | "restart" | "logs" | "kill" | "run") = rest.next() {
-            let service = rest.find(|word| !word.starts_with('-')).context("no service")?;
-            ensure!(services.contains_key(service.trim_end_matches(['`', ')'])), "{line}");
+            let is_service = |word: &str| services.contains_key(word.trim_end_matches(['`', ')']));
+            ensure!(rest.any(is_service), "of no service: {line}");
             named += 1;
         }
     }

@@ -18,7 +18,9 @@ struct Declared {
 
 fn declared() -> Result<BTreeMap<String, Declared>> {
     let document = std::fs::read_to_string(dev::root().join("docs/observability.md"))?;
-    let rows = document.lines().filter(|line| line.starts_with("| `ax_") || line.starts_with("| `process_"));
+    let (_, table) = document.split_once("<!-- metrics: generated -->").context("no table")?;
+    let (table, _) = table.split_once("<!-- end of metrics -->").context("no end of the table")?;
+    let rows = table.lines().filter(|line| line.starts_with("| `"));
     rows.map(|row| {
         let cells: Vec<&str> = row.trim_matches('|').split(" | ").map(str::trim).collect();
         let [name, kind, labels, help] = cells.as_slice() else { bail!("not a row: {row}") };

@@ -294,9 +294,9 @@ async fn a_ratio_of_the_traces_is_kept_and_workers_are_told_which() -> Result<()
         let parent = traceparent(&message)?;
         let fields: Vec<&str> = parent.split('-').collect();
         if fields[3] == "01" {
-            kept.push(fields[1].to_owned())
+            kept.push(fields[1].to_owned());
         } else {
-            left_out.push(fields[1].to_owned())
+            left_out.push(fields[1].to_owned());
         }
         answer(&message, AckKind::Ack).await?;
     }

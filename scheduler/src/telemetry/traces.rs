@@ -179,7 +179,8 @@ impl Traces {
             let id = trace::attempt_span(run.run_id, attempt.attempt);
             export.send(of_attempt(run, attempt, finished_at).span(trace_id, id, root, false));
         }
-        let (start, end) = span_of(run.created_at, finished_at);
+        // The answer of the stream may be here later than the instant at which the worker was done.
+        let (start, end) = span_of(run.created_at, finished_at.max(run.published_at.unwrap_or(finished_at)));
         let run = Told {
             kind: SpanKind::Internal,
             name: "run".into(),
