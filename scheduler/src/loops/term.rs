@@ -22,7 +22,7 @@ use super::{
     Context, EndOfTerm, HeldLease, Wake, adopt, compensate, deliver, effects, fire, flush, plan, reconcile, settle,
 };
 use crate::core::run::Run;
-use crate::core::shard::Shard;
+use crate::core::shard::{LookedUp, Shard};
 use crate::ports::{BusError, EventsPosition, Guard, LeaseWrite, Publisher, StoreError, StreamState};
 
 /// Runs looked up in the stream at once.
@@ -297,10 +297,14 @@ async fn adopt_messages(term: &Arc<Term>, unknown: Vec<RunId>) -> Result<(), End
     let mut found = std::pin::pin!(found);
     let mut stale = Vec::new();
     while let Some(looked_up) = found.next().await {
-        if let (run_id, Some(message)) = looked_up.map_err(takeover)?
-            && let Some(crate::core::shard::LookedUp::Stale { seq }) = term.shard().adopt_message(run_id, &message)
-        {
-            stale.push(seq);
+        let mut shard = term.shard();
+        match looked_up.map_err(takeover)? {
+            (run_id, Some(message)) => {
+                if let Some(LookedUp::Stale { seq }) = shard.adopt_message(run_id, &message) {
+                    stale.push(seq);
+                }
+            }
+            (run_id, None) => shard.not_found(run_id, term.cx.clock.now()),
         }
     }
     if !stale.is_empty() {

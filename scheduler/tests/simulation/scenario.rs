@@ -579,7 +579,7 @@ impl Simulation {
             sleep(Duration::from_secs(5)).await;
             open = self.world.store.unfinished_runs();
             // After a step back of the clocks some of what was planned falls due in an hour.
-            open.retain(|run| run.publish_at <= end.plus_millis(5000));
+            open.retain(|run| run.publish_at <= end.plus_millis(5000) || run.decision.is_some());
             if open.is_empty() && self.world.server.trigger_messages().is_empty() {
                 break;
             }

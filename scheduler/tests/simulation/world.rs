@@ -66,8 +66,8 @@ pub(crate) struct Book {
     pub(crate) failed_for_good: BTreeSet<RunId>,
     /// Runs that a frozen leader had on its way to the stream when another one took over: nothing can hold those back.
     pub(crate) past_the_fence: BTreeSet<RunId>,
-    /// Runs that a worker told something about.
-    pub(crate) told_of: BTreeSet<RunId>,
+    /// Runs that a worker told something about, with the highest attempt that it was about.
+    pub(crate) told_of: BTreeMap<RunId, u32>,
     /// Times that a handler went through, by run.
     pub(crate) executed: BTreeMap<RunId, u32>,
     ids: BTreeMap<RunId, RunId>,
