@@ -99,6 +99,7 @@ pub(super) async fn sweep(term: &Arc<Term>, older_than: Duration) {
         match finding {
             Ok(Finding::Doubt) => doubts += 1,
             Ok(Finding::Lost) => {
+                doubts += 1;
                 tracing::warn!(%run_id, "its message is gone without a proof of success; publishing it again");
             }
             Ok(Finding::Exhausted) => {

@@ -22,7 +22,7 @@ use super::{
     Context, EndOfTerm, HeldLease, Wake, adopt, compensate, deliver, effects, fire, flush, plan, reconcile, settle,
 };
 use crate::core::run::Run;
-use crate::core::shard::Shard;
+use crate::core::shard::{LookedUp, Shard};
 use crate::metrics as names;
 use crate::ports::{BusError, EventsPosition, Guard, LeaseWrite, Publisher, StoreError, StreamState};
 
@@ -299,11 +299,15 @@ async fn adopt_messages(term: &Arc<Term>, unknown: Vec<RunId>) -> Result<(), End
     let mut found = std::pin::pin!(found);
     let mut stale = Vec::new();
     while let Some(looked_up) = found.next().await {
-        let (run_id, Some(message)) = looked_up.map_err(takeover)? else { continue };
+        let (run_id, message) = looked_up.map_err(takeover)?;
+        let Some(message) = message else {
+            term.shard().not_found(run_id, term.cx.clock.now());
+            continue;
+        };
         let adopted = term.shard().adopt_message(run_id, &message);
         match adopted {
-            Some(crate::core::shard::LookedUp::Stale { seq }) => stale.push(seq),
-            Some(crate::core::shard::LookedUp::Adopted) => term.cx.traces.found(run_id, &message),
+            Some(LookedUp::Stale { seq }) => stale.push(seq),
+            Some(LookedUp::Adopted) => term.cx.traces.found(run_id, &message),
             None => {}
         }
     }

@@ -231,3 +231,23 @@ fn a_clock_that_steps_back_makes_no_wait_longer() {
     world.shard.fire(at(1110 - 3_600_000));
     assert_eq!(world.shard.next_due(), Some(at(1610 - 3_600_000)));
 }
+
+#[test]
+fn numbers_of_a_message_that_went_with_its_stream_before_it_was_known_are_not_used_again() {
+    let mut world = World::new(&[every(1000, json!({"max_retry": 1}))]);
+    let planned = world.plan(1000, 0).remove(0);
+    world.shard.fire(at(1000));
+    world.shard.pop_publish().unwrap();
+    world.event("started", &planned, 1001, json!({}));
+    world.shard.set_triggers_incarnation("t2", 0);
+    let r = world.run(planned.run_id);
+    assert_eq!((r.message_no, r.attempt_base, r.max_attempts), (2, 2, 3));
+
+    let (mut world, run) = one(json!({}));
+    world.event("started", &run, 1001, json!({}));
+    let unknown = Run { message: None, ..world.run(run.run_id).clone() };
+    let mut next = World::new(&[every(1000, json!({}))]);
+    assert_eq!(next.shard.load_runs(vec![unknown], vec![], at(2000)), [run.run_id]);
+    next.shard.not_found(run.run_id, at(2000));
+    assert_eq!(next.run(run.run_id).attempt_base, 1);
+}

@@ -145,7 +145,7 @@ fn outcome(book: &Book, run: &Run, broken: &mut Vec<String>) {
         ));
     }
     // What only a raw worker had, and whose publish could not be recorded, has left no trace.
-    let has_a_trace = book.told_of.contains(&run.run_id) && !book.past_the_fence.contains(&run.run_id);
+    let has_a_trace = book.told_of.contains_key(&run.run_id) && !book.past_the_fence.contains(&run.run_id);
     if is_run && has_a_trace && run.state == RunState::Skipped {
         broken.push(format!("{} was executed and is skipped ({:?})", name(run), run.reason));
     }

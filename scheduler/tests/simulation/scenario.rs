@@ -574,12 +574,11 @@ impl Simulation {
         self.pause_all().await;
         let begun = Instant::now();
         let end = self.world.time.now().plus_millis(self.offset_ms);
-        let mut open = Vec::new();
         while self.world.violations().is_empty() {
             sleep(Duration::from_secs(5)).await;
-            open = self.world.store.unfinished_runs();
+            let mut open = self.world.store.unfinished_runs();
             // After a step back of the clocks some of what was planned falls due in an hour.
-            open.retain(|run| run.publish_at <= end.plus_millis(5000));
+            open.retain(|run| run.publish_at <= end.plus_millis(5000) || run.decision.is_some());
             if open.is_empty() && self.world.server.trigger_messages().is_empty() {
                 break;
             }
@@ -592,7 +591,6 @@ impl Simulation {
                 }
             }
         }
-        drop(open);
         let runs: Vec<Run> = self.world.store.all_runs();
         let mut broken = self.world.violations();
         if broken.is_empty() {

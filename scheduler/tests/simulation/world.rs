@@ -54,7 +54,6 @@ pub(crate) struct Version {
 pub(crate) struct Book {
     pub(crate) history: BTreeMap<TaskId, Vec<Version>>,
     pub(crate) epoch: u64,
-    pub(crate) watermark: Option<Timestamp>,
     pub(crate) one_offs: BTreeSet<RunId>,
     /// The highest attempt of each run that was delivered to a worker.
     pub(crate) delivered: BTreeMap<RunId, u32>,
@@ -66,8 +65,8 @@ pub(crate) struct Book {
     pub(crate) failed_for_good: BTreeSet<RunId>,
     /// Runs that a frozen leader had on its way to the stream when another one took over: nothing can hold those back.
     pub(crate) past_the_fence: BTreeSet<RunId>,
-    /// Runs that a worker told something about.
-    pub(crate) told_of: BTreeSet<RunId>,
+    /// Runs that a worker told something about, with the highest attempt that it was about.
+    pub(crate) told_of: BTreeMap<RunId, u32>,
     /// Times that a handler went through, by run.
     pub(crate) executed: BTreeMap<RunId, u32>,
     ids: BTreeMap<RunId, RunId>,
@@ -204,7 +203,6 @@ impl World {
         if after > before && after > latest {
             self.violate(format!("{node} planned until {after}, beyond {latest}"));
         }
-        self.book().watermark = Some(after);
     }
 
     /// A batch was committed; `before` has the rows that it replaced.
@@ -239,7 +237,8 @@ impl World {
             if new.attempt < old.attempt
                 || new.message_no < old.message_no
                 || new.attempt_base < old.attempt_base
-                || new.max_attempts < old.max_attempts && old.attempt > 0
+                // A message that is found was published with what the definition said by then.
+                || new.max_attempts < old.max_attempts && old.attempt > 0 && old.message.is_some()
             {
                 self.violate(format!("numbers of run {} went back: {old:?} → {new:?}", name(new)));
             }

@@ -422,7 +422,11 @@ impl Shard {
         self.signals.clear();
         self.by_seq.clear();
         let mut lost = 0;
+        let mut begun = Vec::new();
         for live in self.runs.values_mut() {
+            if has_begun_unpublished(live.run()) {
+                begun.push(live.run().run_id);
+            }
             live.ack_is_stale = live.in_flight;
             if let Some(message) = &live.run().message {
                 if message.incarnation == incarnation {
@@ -432,12 +436,24 @@ impl Shard {
                 }
             }
         }
+        begun.sort_unstable();
+        for id in begun {
+            self.not_found(id, self.latest);
+        }
         lost
     }
 
     /// Which runs' traces are kept from now on. Defaults to all.
     pub fn set_sampler(&mut self, sampler: Sampler) {
         self.sampler = sampler;
+    }
+
+    /// The stream has no message of a run, and none is known. If a worker has told of it all the same, there was one,
+    /// and its numbers must not be used again.
+    pub fn not_found(&mut self, id: RunId, at: Timestamp) {
+        if self.runs.get(&id).is_some_and(|live| has_begun_unpublished(live.run())) {
+            self.apply(id, RunEvent::Lost { at });
+        }
     }
 
     /// How far AX_EVENTS has been applied (not necessarily committed).
@@ -483,7 +499,8 @@ impl Shard {
             .values()
             .filter(|l| matches!(l.phase, Phase::Out | Phase::BackingOff))
             .filter_map(|l| self.outstanding_of(&l.ledger))
-            .filter(|o| o.published_at < before)
+            // What was published after now was published before the clock stepped back.
+            .filter(|o| o.published_at < before || o.published_at > self.latest)
             .collect();
         outstanding.sort_unstable_by_key(|o| (o.published_at, o.run_id));
         outstanding
@@ -558,6 +575,11 @@ impl Shard {
             }
         }
     }
+}
+
+/// Whether a worker has told of the current message of a run, of which nothing else is known.
+fn has_begun_unpublished(run: &Run) -> bool {
+    !run.state.is_final() && run.message.is_none() && run.attempt > run.attempt_base
 }
 
 fn consumer_of(run: &Run) -> Option<ConsumerName> {
