@@ -107,7 +107,7 @@ async fn the_compose_file_fits_together_and_ax_accepts_its_environment() -> Resu
             match how["condition"].as_str() {
                 Some("service_healthy") => drop(health(other)?),
                 Some("service_completed_successfully") => {
-                    ensure!(other["restart"].is_null(), "{name}: never completes")
+                    ensure!(other["restart"].is_null(), "{name}: never completes");
                 }
                 how => anyhow::bail!("{name} waits for {how:?}"),
             }
