@@ -388,7 +388,7 @@ fn schemas() -> Value {
 /// derived of a flattened one and what no object is that has other fields.
 fn unfold(schema: &mut Value, stretch: &Value) {
     let folded = json!({"type": "null"});
-    for part in schema["allOf"].as_array_mut().into_iter().flatten() {
+    for part in schema.get_mut("allOf").and_then(Value::as_array_mut).into_iter().flatten() {
         if part["oneOf"].as_array().is_some_and(|choice| choice.contains(&folded)) {
             *part = json!({
                 "type": "object",
