@@ -128,13 +128,11 @@ fn outcome(book: &Book, run: &Run, broken: &mut Vec<String>) {
     if run.state == RunState::Succeeded && !book.may_succeed.contains(&run.run_id) {
         broken.push(format!("{} succeeded, which nobody said: {:?}", name(run), run.reason));
     }
-    let deleted = book
-        .history
-        .get(&run.task_id)
-        .is_some_and(|versions| versions.iter().any(|v| v.row.deleted_at.is_some_and(|at| at >= run.trigger_at)));
+    let deleted =
+        book.history.get(&run.task_id).is_some_and(|versions| versions.iter().any(|v| v.row.deleted_at.is_some()));
     if let Some(attempt) = book.must_succeed.get(&run.run_id)
         && run.state != RunState::Succeeded
-        && !deleted
+        && !(deleted && run.state == RunState::Cancelled)
         && !book.past_the_fence.contains(&run.run_id)
     {
         broken.push(format!(
