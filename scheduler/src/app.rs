@@ -11,11 +11,15 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+use crate::api::nats::NatsDoor;
+use crate::api::tokens::Tokens;
 use crate::bus::nats::{NatsBus, NatsConfig};
 use crate::loops::clock::{self, SystemClock};
 use crate::loops::lead::{self, Candidate};
 use crate::loops::{Context, Settings};
 use crate::ports::{Bus, Clock, Guard, NodeInfo, Store};
+use crate::telemetry::otel::OtelConfig;
+use crate::telemetry::{self, Traces};
 
 /// What a node is started with.
 #[derive(Debug, Clone)]
@@ -26,12 +30,14 @@ pub struct NodeOptions {
     pub database_url: String,
     /// NATS, with the prefix and the lifetime of the lease.
     pub nats: NatsConfig,
-    /// Address of the HTTP API; port 0 takes a free one.
+    /// Address of the HTTP API; port 0 takes a free one. Anything but loopback takes tokens in the database.
     pub http_addr: SocketAddr,
     /// Whether definitions that leave important fields to their defaults are refused.
     pub strict: bool,
     /// How the loops go.
     pub settings: Settings,
+    /// Where traces go. Defaults to nowhere.
+    pub otel: OtelConfig,
 }
 
 /// A running scheduler node.
@@ -41,9 +47,11 @@ pub struct Node {
     bus: Arc<dyn Bus>,
     lead: JoinHandle<()>,
     http: JoinHandle<std::io::Result<()>>,
+    door: NatsDoor,
     clock: JoinHandle<()>,
     stop: CancellationToken,
     stop_http: CancellationToken,
+    traces: Traces,
     _serving: Guard,
 }
 
@@ -68,15 +76,19 @@ impl Node {
             tracing::info!(steps = applied.join(", "), "the database's schema was brought up to date");
         }
         let database_id = store.database_id().await?;
+        let clock = Arc::new(SystemClock::new());
+        let tokens = Arc::new(Tokens::read(store.clone(), clock.clone()).await?);
+        let access = crate::api::http::admit(http_addr, tokens.clone())?;
 
         let prefix = options.nats.prefix.clone();
-        let bus: Arc<dyn Bus> = NatsBus::connect(options.nats.clone()).await?;
+        let nats = NatsBus::connect(options.nats.clone()).await?;
+        let client = nats.client();
+        let bus: Arc<dyn Bus> = nats;
         bus.prepare(database_id).await?;
 
         let instance = Uuid::new_v4();
         let serving = join(&bus, &options, instance).await?;
 
-        let clock = Arc::new(SystemClock::new());
         clock::measure_first(&clock, &store).await.context("measure the offset to the database's clock")?;
         let measuring = tokio::spawn(clock::run(clock.clone(), store.clone(), stop.child_token()));
 
@@ -102,13 +114,27 @@ impl Node {
         if let Some(handle) = metrics.clone() {
             tokio::spawn(crate::metrics::keep_up(handle));
         }
-        let router = crate::api::http::router(service, metrics, stop_http.clone());
+        let traces = Traces::start(&options.otel, &options.node_id);
+        let door = NatsDoor::open(client, prefix.clone(), service.clone()).await.context("serve the API over NATS")?;
+        let mut router = crate::api::http::router(service, access, metrics, stop_http.clone());
+        if traces.is_on() {
+            router = router.layer(axum::middleware::from_fn_with_state(traces.clone(), telemetry::http::traced));
+        }
+        tokio::spawn(tokens.keep_up(stop_http.clone()));
         let http = tokio::spawn(crate::api::http::serve(listener, router, stop_http.clone()));
 
-        let cx = Context { store: store.clone(), bus: bus.clone(), clock, prefix, settings: options.settings, epoch };
+        let cx = Context {
+            store: store.clone(),
+            bus: bus.clone(),
+            clock,
+            prefix,
+            settings: options.settings,
+            epoch,
+            traces: traces.clone(),
+        };
         let lead = tokio::spawn(lead::run(cx, candidate, stop.clone()));
         tracing::info!(node_id = options.node_id, %http_addr, %database_id, "node started");
-        Ok(Self { http_addr, store, bus, lead, http, clock: measuring, stop, stop_http, _serving: told })
+        Ok(Self { http_addr, store, bus, lead, http, door, clock: measuring, stop, stop_http, traces, _serving: told })
     }
 
     /// Where the API listens.
@@ -129,12 +155,12 @@ impl Node {
         self.store.clone()
     }
 
-    /// Runs until stopped: hands the lease over first, then lets requests under way finish.
+    /// Runs until stopped: hands the lease over first, then lets requests under way finish, then sends the last spans.
     ///
     /// # Errors
     /// When the API ended by itself.
     pub async fn wait(self) -> anyhow::Result<()> {
-        let Self { lead, mut http, clock, stop, stop_http, .. } = self;
+        let Self { lead, mut http, door, clock, stop, stop_http, traces, .. } = self;
         tokio::select! {
             () = stop.cancelled() => {}
             ended = &mut http => {
@@ -146,7 +172,9 @@ impl Node {
         }
         let _ = lead.await;
         stop_http.cancel();
-        let _ = tokio::time::timeout(DRAIN_HTTP, http).await;
+        let _ = tokio::join!(tokio::time::timeout(DRAIN_HTTP, http), door.close());
+        // Last, so that the spans of what ended meanwhile go out, too.
+        traces.stop().await;
         let _ = clock.await;
         Ok(())
     }

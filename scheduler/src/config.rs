@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::app::NodeOptions;
 use crate::bus::nats::NatsConfig;
 use crate::loops::Settings;
+use crate::telemetry::otel::OtelConfig;
 
 /// Why a configuration is refused.
 #[derive(Debug, thiserror::Error)]
@@ -58,7 +59,7 @@ pub struct Layer {
     /// Database: postgres://… or sqlite://PATH [default: sqlite://.ax/ax.db]
     #[arg(long, env = "AX_DATABASE_URL", value_name = "URL", hide_env_values = true)]
     pub database_url: Option<String>,
-    /// Address of the HTTP API, loopback only; port 0 takes a free one [default: 127.0.0.1:8420]
+    /// Address of the HTTP API; other than loopback it takes a token, see `ax token`; port 0 takes a free one [default: 127.0.0.1:8420]
     #[arg(long, env = "AX_HTTP_ADDR", value_name = "ADDR")]
     pub http_addr: Option<String>,
     /// Name of this node, unique among those that run [default: the host's name]
@@ -172,6 +173,8 @@ pub struct ServerConfig {
     pub log: String,
     /// How log lines look; none = by what standard error is.
     pub log_format: Option<LogFormat>,
+    /// Where traces go, from the standard variables `OTEL_*`. Defaults to nowhere.
+    pub otel: OtelConfig,
 }
 
 impl ServerConfig {
@@ -235,6 +238,7 @@ impl ServerConfig {
             strict: layer.strict.unwrap_or(false),
             log,
             log_format,
+            otel: OtelConfig::from_env(),
         })
     }
 
@@ -259,6 +263,7 @@ impl ServerConfig {
                 sweep_interval: self.sweep_interval,
                 ..Settings::default()
             },
+            otel: self.otel.clone(),
         }
     }
 
@@ -286,6 +291,7 @@ impl ServerConfig {
                     Some(LogFormat::Json) => "json".into(),
                 },
             ),
+            ("traces", self.otel.shown()),
         ]
     }
 }

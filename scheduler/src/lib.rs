@@ -10,6 +10,7 @@
 
 pub mod api;
 pub mod app;
+pub mod bench;
 pub mod bus;
 pub mod cli;
 pub mod config;

@@ -17,6 +17,7 @@ use uuid::Uuid;
 
 use crate::core::definitions::{AuditEntry, DefinitionView, DefinitionWrite, TaskRow};
 use crate::core::run::{Attempt, Run, RunState, Signal};
+use crate::core::token::Token;
 
 // ---------------------------------------------------------------------------------------------------------- time ----
 
@@ -212,6 +213,14 @@ pub trait Store: Send + Sync + 'static {
     /// One run, whole, with its attempts in order.
     async fn run(&self, id: RunId) -> Result<Option<(Run, Vec<Attempt>)>, StoreError>;
 
+    /// Every token that has not been revoked, by name; those that have expired, too.
+    async fn tokens(&self) -> Result<Vec<Token>, StoreError>;
+    /// Adds a token with a line of the audit; false, and nothing is written, when one of that name has not been revoked.
+    async fn add_token(&self, token: &Token, audit: &AuditEntry) -> Result<bool, StoreError>;
+    /// Revokes the token of a name, at the instant of its line of the audit; false, and nothing is written, when there
+    /// is none.
+    async fn revoke_token(&self, name: &str, audit: &AuditEntry) -> Result<bool, StoreError>;
+
     /// The shard's row, unfenced.
     async fn shard(&self) -> Result<ShardState, StoreError>;
     /// Becomes leader: epoch = max(present, `at_least`) + 1. The row of a new database starts with
@@ -310,7 +319,7 @@ pub enum LeaderAnswer {
 }
 
 /// What a node tells about itself.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct NodeInfo {
     /// Configured name.
     pub node_id: String,

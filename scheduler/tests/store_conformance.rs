@@ -8,6 +8,7 @@ use ax_scheduler::core::definitions::{AuditEntry, DefinitionView, DefinitionWrit
 use ax_scheduler::core::run::{
     Attempt, AttemptOutcome, Decision, Intent, Message, Run, RunState, Signal, SignalKind, Stretch,
 };
+use ax_scheduler::core::token::{Role, Token, hash};
 use ax_scheduler::ports::{
     Batch, EventsPosition, Planned, RunFilter, Store, StoreError, TaskFilter, TaskHistory, Watermark,
 };
@@ -82,6 +83,8 @@ conformance! {
     a_batch_is_written_whole_or_not_at_all
     signals_are_kept_until_removed_or_their_stream_is_gone
     large_batches_are_written_whole
+    a_token_is_kept_until_it_is_revoked
+    of_tokens_with_one_name_one_is_added
 }
 
 const T0: i64 = 1_790_000_000_000;
@@ -1002,4 +1005,41 @@ async fn large_batches_are_written_whole(store: &Arc<dyn Store>) {
     let tasks: Vec<TaskRow> = (0..2500).map(|i| task(&format!("t{i}"), json!({}))).collect();
     put(store, tasks).await;
     assert_eq!(store.definitions(0).await.unwrap().1.len(), 2500);
+}
+
+// ------------------------------------------------------------------------------------------------------- tokens ----
+
+fn token(name: &str, role: Role, expires_at: Option<Timestamp>) -> Token {
+    Token { name: name.into(), role, hash: hash(&format!("{name} {}", role.as_str())), created_at: at(5), expires_at }
+}
+
+async fn a_token_is_kept_until_it_is_revoked(store: &Arc<dyn Store>) {
+    assert_eq!(store.tokens().await.unwrap(), []);
+    let all =
+        [token("a", Role::Viewer, Some(at(9))), token("b", Role::Operator, None), token("Z@x.y", Role::Admin, None)];
+    for token in &all {
+        assert!(store.add_token(token, &audit(&token.name)).await.unwrap());
+    }
+    // By name in the order of bytes, those that have expired, too.
+    let [a, b, z] = all;
+    assert_eq!(store.tokens().await.unwrap(), [z.clone(), a.clone(), b.clone()]);
+    assert!(!store.revoke_token("c", &audit("c")).await.unwrap());
+    assert!(store.revoke_token("a", &audit("a")).await.unwrap());
+    assert!(!store.revoke_token("a", &audit("a")).await.unwrap(), "once");
+    assert_eq!(store.tokens().await.unwrap(), [z, b]);
+    // The name is free again, for another token.
+    let again = token("a", Role::Admin, None);
+    assert!(store.add_token(&again, &audit("a")).await.unwrap());
+    assert!(store.tokens().await.unwrap().contains(&again));
+}
+
+async fn of_tokens_with_one_name_one_is_added(store: &Arc<dyn Store>) {
+    let tokens = [Role::Viewer, Role::Operator, Role::Admin].map(|role| token("same", role, None));
+    let line = audit("same");
+    let added = futures::future::join_all(tokens.iter().map(|token| store.add_token(token, &line))).await;
+    let added: Vec<bool> = added.into_iter().map(Result::unwrap).collect();
+    assert_eq!(added.iter().filter(|added| **added).count(), 1, "{added:?}");
+    let kept = store.tokens().await.unwrap();
+    assert_eq!(kept.len(), 1);
+    assert!(added[tokens.iter().position(|token| *token == kept[0]).unwrap()]);
 }

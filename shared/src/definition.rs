@@ -24,6 +24,7 @@ pub const MAX_DEDUP_WINDOW_SECONDS: u64 = 7 * 24 * 3600;
 
 /// One broken rule of one field; the element of `errors` in a problem document.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct FieldError {
     /// The field, as a path from the body's root, e.g. `tasks[3].retry_backoff.max_ms`.
     pub field: String,
@@ -52,6 +53,7 @@ impl FieldError {
 
 /// How long to wait before attempt n + 1: min(initial · multiplier^(n−1), max) + random(0…jitter), in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct RetryBackoff {
     /// Wait before the second attempt, in milliseconds. Defaults to 5000.
     pub initial_ms: u64,
@@ -85,6 +87,7 @@ impl RetryBackoff {
 /// Whether fires of a task are executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Default)]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum Status {
     /// Fires are executed.
     #[default]
@@ -96,6 +99,7 @@ pub enum Status {
 /// What happens to instants that were missed by more than the grace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Default)]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum MisfirePolicy {
     /// The newest missed instant is fired, the others become one row of the history.
     #[default]
@@ -105,6 +109,7 @@ pub enum MisfirePolicy {
 /// What happens to a fire while an earlier run of the task has not ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Default)]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum OverlapPolicy {
     /// The new run is skipped.
     #[default]
@@ -115,21 +120,27 @@ pub enum OverlapPolicy {
 
 /// A checked task definition. Serialised, it is the canonical form: every field with its effective value.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct TaskDefinition {
     /// The task's id.
     pub task_id: TaskId,
     /// Text for people, ≤ 128 characters. Defaults to the id.
+    #[cfg_attr(feature = "openapi", schema(max_length = 128))]
     pub name: String,
     /// Text for people, ≤ 2000 characters. Defaults to empty.
     #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[cfg_attr(feature = "openapi", schema(max_length = 2000))]
     pub description: String,
     /// The schedule expression; none for tasks that run once or by hand.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(max_length = 256))]
     pub cron_expr: Option<String>,
     /// One run, this many seconds after the definition was accepted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(maximum = 3_155_760_000_u64))]
     pub delay_seconds: Option<u64>,
     /// IANA zone of the schedule. Defaults to `UTC`.
+    #[cfg_attr(feature = "openapi", schema(max_length = 64))]
     pub timezone: String,
     /// The workers that may execute the task.
     pub executor_group: Group,
@@ -141,30 +152,37 @@ pub struct TaskDefinition {
     #[serde(default)]
     pub payload: Value,
     /// Time of one attempt, in milliseconds. Defaults to 60000.
+    #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 604_800_000))]
     pub timeout_ms: u64,
     /// Attempts after the first, 0–100. Defaults to 0.
+    #[cfg_attr(feature = "openapi", schema(maximum = 100))]
     pub max_retry: u32,
     /// Waits between attempts.
     pub retry_backoff: RetryBackoff,
     /// 1–10, larger is more urgent. Defaults to 5.
+    #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 10))]
     pub priority: u8,
     /// Whether fires are executed. Defaults to enabled.
     pub status: Status,
     /// What happens to missed instants. Defaults to `fire_once`.
     pub misfire_policy: MisfirePolicy,
     /// A fire this late, in milliseconds, is merely late, later it is missed. Defaults to 60000.
+    #[cfg_attr(feature = "openapi", schema(maximum = 31_622_400_000_u64))]
     pub misfire_grace_ms: u64,
     /// What happens to a fire while an earlier run has not ended. Defaults to `skip`.
     pub overlap_policy: OverlapPolicy,
     /// How long an idempotency key is remembered, in seconds; 0 = not at all. Defaults to 60.
+    #[cfg_attr(feature = "openapi", schema(maximum = 604_800))]
     pub dedup_window_seconds: u64,
     /// Capacity units that a run takes in a worker, 0.1–100. Defaults to 1.
+    #[cfg_attr(feature = "openapi", schema(minimum = 0.1, maximum = 100.0))]
     pub weight: f64,
     /// Text map of at most 16 entries.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
     /// Who owns the definition.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(max_length = 128))]
     pub source: Option<String>,
 }
 
@@ -503,7 +521,8 @@ impl<'a> Reader<'a> {
                 Some(1) => Status::Enabled,
                 Some(0) => Status::Paused,
                 _ => {
-                    self.refuse("status", "format", format!("{} is none of enabled, paused, 1, 0", shown(value)));
+                    let told = format!("{} is neither enabled nor paused (1 and 0 are read as these)", shown(value));
+                    self.refuse("status", "format", told);
                     Status::default()
                 }
             },
@@ -631,8 +650,53 @@ fn integer_of(value: &Value) -> Option<i128> {
     n.as_f64().filter(|f| f.fract() == 0.0 && f.abs() < 1e30).map(|f| f as i128)
 }
 
-/// The known field that a misspelt one is closest to, if it is close at all.
+/// What other schedulers, and habit, call a field.
+const ALIASES: &[(&str, &str)] = &[
+    ("cron", "cron_expr"),
+    ("schedule", "cron_expr"),
+    ("expression", "cron_expr"),
+    ("interval", "cron_expr"),
+    ("every", "cron_expr"),
+    ("id", "task_id"),
+    ("task", "task_id"),
+    ("tz", "timezone"),
+    ("time_zone", "timezone"),
+    ("zone", "timezone"),
+    ("group", "executor_group"),
+    ("executor", "executor_group"),
+    ("queue", "queue_label"),
+    ("lane", "queue_label"),
+    ("delay", "delay_seconds"),
+    ("delay_ms", "delay_seconds"),
+    ("args", "payload"),
+    ("params", "payload"),
+    ("data", "payload"),
+    ("input", "payload"),
+    ("timeout", "timeout_ms"),
+    ("timeout_seconds", "timeout_ms"),
+    ("retry", "max_retry"),
+    ("retries", "max_retry"),
+    ("max_retries", "max_retry"),
+    ("max_attempts", "max_retry"),
+    ("backoff", "retry_backoff"),
+    ("enabled", "status"),
+    ("paused", "status"),
+    ("misfire", "misfire_policy"),
+    ("overlap", "overlap_policy"),
+    ("concurrency", "overlap_policy"),
+    ("depends_on", "upstream_task_ids"),
+    ("upstream", "upstream_task_ids"),
+    ("upstreams", "upstream_task_ids"),
+    ("tags", "labels"),
+    ("owner", "source"),
+];
+
+/// The known field that was probably meant: by another name for it, else the one that is closest, if any is close.
 fn nearest(key: &str) -> Option<&'static str> {
+    let lower = key.to_ascii_lowercase();
+    if let Some((_, field)) = ALIASES.iter().find(|(alias, _)| *alias == lower) {
+        return Some(field);
+    }
     FIELDS.iter().map(|f| (edit_distance(key, f), *f)).filter(|(d, f)| *d <= 2.max(f.len() / 4)).min().map(|(_, f)| f)
 }
 
@@ -745,7 +809,22 @@ mod tests {
             assert_eq!((e.field.as_str(), e.rule.as_str()), (field, rule), "{e:?}");
         }
         assert_eq!(refusal("retry_backoff", json!({"max_ms": 2_592_000_001u64})).field, "retry_backoff.max_ms");
-        assert!(refusal("cron_exp", json!("* * * * *")).message.contains("cron_expr"));
+        for (near, field) in [
+            ("cron_exp", "cron_expr"),
+            ("cron", "cron_expr"),
+            ("schedule", "cron_expr"),
+            ("group", "executor_group"),
+            ("retries", "max_retry"),
+            ("timeout", "timeout_ms"),
+            ("Timeout_MS", "timeout_ms"),
+            ("payloads", "payload"),
+        ] {
+            let told = refusal(near, json!("x")).message;
+            assert!(told.contains(&format!("did you mean {field:?}")), "{near}: {told}");
+        }
+        assert_eq!(refusal("colour", json!("x")).message, "unknown field");
+        let told = refusal("status", json!("on")).message;
+        assert!(told.starts_with("\"on\" is neither enabled nor paused"), "{told}");
     }
 
     #[test]

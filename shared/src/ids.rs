@@ -35,7 +35,7 @@ impl InvalidName {
 }
 
 macro_rules! name_type {
-    ($(#[$doc:meta])* $name:ident, $kind:literal, $check:expr) => {
+    ($(#[$doc:meta])* $name:ident, $kind:literal, $pattern:literal, $check:expr) => {
         $(#[$doc])*
         #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub struct $name(Arc<str>);
@@ -79,6 +79,17 @@ macro_rules! name_type {
             }
         }
 
+        #[cfg(feature = "openapi")]
+        impl utoipa::PartialSchema for $name {
+            fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::Schema> {
+                let text = utoipa::openapi::ObjectBuilder::new().schema_type(utoipa::openapi::schema::Type::String);
+                text.pattern(Some($pattern)).into()
+            }
+        }
+
+        #[cfg(feature = "openapi")]
+        impl utoipa::ToSchema for $name {}
+
         impl AsRef<str> for $name {
             fn as_ref(&self) -> &str {
                 &self.0
@@ -108,20 +119,20 @@ macro_rules! name_type {
 
 name_type!(
     /// The id of a task: 1–8 segments of `[A-Za-z0-9_-]+` joined by `.`, at most 128 bytes, case-sensitive.
-    TaskId, "task_id", dotted
+    TaskId, "task_id", "^[A-Za-z0-9_-]+(\\.[A-Za-z0-9_-]+){0,7}$", dotted
 );
 name_type!(
     /// The name under which a worker registers a handler: same form as a [`TaskId`].
-    Handler, "handler", dotted
+    Handler, "handler", "^[A-Za-z0-9_-]+(\\.[A-Za-z0-9_-]+){0,7}$", dotted
 );
 name_type!(
     /// An executor group: `[A-Za-z0-9_-]{1,64}`.
-    Group, "executor_group",
+    Group, "executor_group", "^[A-Za-z0-9_-]{1,64}$",
     |s| plain(s, 64, true).then_some(()).ok_or("1 to 64 characters out of A–Z a–z 0–9 _ -")
 );
 name_type!(
     /// A lane in a group: `[A-Za-z0-9_]{1,32}`; no `-`, so that consumer names can be read from the right.
-    Queue, "queue_label",
+    Queue, "queue_label", "^[A-Za-z0-9_]{1,32}$",
     |s| plain(s, 32, false).then_some(()).ok_or("1 to 32 characters out of A–Z a–z 0–9 _ (no \"-\")")
 );
 
@@ -164,6 +175,7 @@ impl Queue {
 /// The identity of a run, stable over attempts: a time-ordered UUID, and the key for idempotent handlers.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct RunId(pub Uuid);
 
 impl RunId {

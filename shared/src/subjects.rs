@@ -174,6 +174,18 @@ impl Prefix {
         format!("{}.internal.hint", self.lower)
     }
 
+    /// Subject of an operation of the API, e.g. `apply` or `task.get`.
+    #[must_use]
+    pub fn api(&self, operation: &str) -> String {
+        format!("{}.api.v1.{operation}", self.lower)
+    }
+
+    /// Subject of an event that a person should hear of, e.g. `rejected`.
+    #[must_use]
+    pub fn alert(&self, kind: &str) -> String {
+        format!("{}.alert.{kind}", self.lower)
+    }
+
     /// Subject that asks workers to stop a run.
     #[must_use]
     pub fn cancel(&self, group: &Group, run_id: RunId) -> String {
@@ -229,7 +241,7 @@ pub fn parse_address(rest: &str) -> Option<RunAddress> {
     Some(RunAddress { group: Group::new(group).ok()?, task_id: TaskId::new(task).ok()?, run_id: run.parse().ok()? })
 }
 
-/// The header names of a trigger message.
+/// The header names of ax's messages.
 pub mod header {
     /// Version of the wire format, `1`.
     pub const VERSION: &str = "Ax-Version";
@@ -263,8 +275,12 @@ pub mod header {
     pub const FLOW_ID: &str = "Ax-Flow-Id";
     /// Present and `true` on a message that takes the place of an earlier one.
     pub const REPUBLISHED: &str = "Ax-Republished";
+    /// The attempt is not to begin after this instant, RFC 3339. Optional.
+    pub const START_DEADLINE: &str = "Ax-Start-Deadline";
     /// W3C trace context.
     pub const TRACEPARENT: &str = "traceparent";
+    /// Who sends a request to the API, as it says of itself.
+    pub const ACTOR: &str = "Ax-Actor";
     /// Deduplication id of JetStream.
     pub const MSG_ID: &str = "Nats-Msg-Id";
 }

@@ -14,6 +14,7 @@ pub const MAX_INLINE_RESULT_BYTES: usize = 512 * 1024;
 /// Why a run exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum RunKind {
     /// A cron expression matched.
     Cron,

@@ -8,6 +8,7 @@
 //!   ax       the built `ax` program: nodes and one-shot commands
 //!   api      a client of /api/v1 that returns what was answered, status and body
 //!   ledger   whether each scheduled instant ran, once
+//!   otlp     a receiver of traces
 //!   worker   the raw workers of examples/ and other Python
 //!   world    all of it together, as most tests want it
 //! ```
@@ -23,6 +24,7 @@ pub mod dev;
 mod guard;
 pub mod ledger;
 pub mod nats;
+pub mod otlp;
 pub mod postgres;
 pub mod process;
 mod wait;

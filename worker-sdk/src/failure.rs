@@ -1,22 +1,32 @@
 //! How an attempt fails.
 
+use std::error::Error;
 use std::time::Duration;
 
 use ax_shared::wire::WireError;
 
 /// Why an attempt failed, and whether another one may help.
 ///
-/// Any error becomes a failure that is tried again, so `?` is all that a handler needs:
+/// Any error, `anyhow::Error` and text included, becomes a failure that is tried again, so `?` is all that a handler
+/// needs:
 ///
 /// ```
+/// use std::time::Duration;
 /// use ax_worker::{Failure, GiveUp};
 ///
-/// fn parse(text: &str) -> Result<u32, Failure> {
-///     let again: u32 = text.parse()?; // tried again
-///     let never: u32 = text.parse::<u32>().give_up()?; // ends the run
-///     Ok(again + never)
+/// fn amount(text: &str) -> Result<u32, Failure> {
+///     let again: u32 = text.parse()?; // tried again, after the wait that the task asks for
+///     let never: u32 = text.parse().give_up()?; // ends the run
+///     if again > 100 {
+///         return Err(Failure::retry_after("the bank is closed", Duration::from_secs(3600)));
+///     }
+///     if never == 0 {
+///         Err("nothing to pay")?; // tried again
+///     }
+///     Ok(again)
 /// }
-/// assert!(!parse("7").is_err());
+/// assert_eq!(amount("7").unwrap(), 7);
+/// assert_eq!(amount("x").unwrap_err().message(), "invalid digit found in string");
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct Failure {
@@ -41,16 +51,42 @@ impl Failure {
         Self { retry_after: Some(wait), ..Self::retry(message) }
     }
 
-    /// Adds a word for programs, such as `timeout`.
+    /// Adds a word for programs, such as `not_found`. `timeout`, `panic`, `payload`, `unknown_handler` and `expired`
+    /// are used by the SDK itself.
     #[must_use]
     pub fn of_kind(self, kind: &str) -> Self {
-        let message = self.error.text();
+        let message = self.message().to_owned();
         Self { error: WireError::Kinded { kind: kind.to_owned(), message }, ..self }
+    }
+
+    /// What went wrong, in words.
+    #[must_use]
+    pub fn message(&self) -> &str {
+        match &self.error {
+            WireError::Text(message) | WireError::Kinded { message, .. } => message,
+        }
+    }
+
+    /// The word for programs, if it has one.
+    #[must_use]
+    pub fn kind(&self) -> Option<&str> {
+        match &self.error {
+            WireError::Text(_) => None,
+            WireError::Kinded { kind, .. } => Some(kind),
+        }
+    }
+
+    /// Whether another attempt may help.
+    #[must_use]
+    pub fn is_retried(&self) -> bool {
+        self.retry
     }
 }
 
-impl<E: std::error::Error> From<E> for Failure {
+/// Tells the whole chain of causes.
+impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for Failure {
     fn from(error: E) -> Self {
+        let error = error.into();
         let mut text = error.to_string();
         let mut source = error.source();
         while let Some(cause) = source {
@@ -88,9 +124,27 @@ mod tests {
         struct Outer(#[source] std::num::ParseIntError);
         let error = "x".parse::<u32>().map_err(Outer).unwrap_err();
         let failure = Failure::from(error);
-        assert_eq!(failure.error.text(), "cannot load the order: invalid digit found in string");
-        assert!(failure.retry);
-        assert!(!"x".parse::<u32>().give_up().unwrap_err().retry);
-        assert_eq!(Failure::retry("late").of_kind("timeout").error.text(), "timeout: late");
+        assert_eq!(failure.message(), "cannot load the order: invalid digit found in string");
+        assert!(failure.is_retried());
+        let failure = "x".parse::<u32>().give_up().unwrap_err();
+        assert!(!failure.is_retried());
+        // A failure stays what it is, but for the retry.
+        let failure = Err::<(), _>(Failure::retry("late").of_kind("timeout")).give_up().unwrap_err();
+        assert_eq!((failure.kind(), failure.message(), failure.is_retried()), (Some("timeout"), "late", false));
+    }
+
+    #[test]
+    fn errors_of_anyhow_and_texts_become_failures_too() {
+        fn chain() -> Result<(), Failure> {
+            use anyhow::Context as _;
+            "x".parse::<u32>().context("read the amount")?;
+            Ok(())
+        }
+        assert_eq!(chain().unwrap_err().message(), "read the amount: invalid digit found in string");
+        fn text() -> Result<(), Failure> {
+            Err("no such order")?;
+            Ok(())
+        }
+        assert_eq!(text().unwrap_err(), Failure::retry("no such order"));
     }
 }

@@ -11,7 +11,15 @@ pub enum ApiError {
     /// It cannot be read at all.
     #[error("{0}")]
     Malformed(String),
-    /// It comes from a page of another site.
+    /// It shows no token, or one that does not count.
+    #[error("{detail}")]
+    Unauthorized {
+        /// Why not.
+        detail: String,
+        /// Whether a token was shown.
+        shown: bool,
+    },
+    /// The caller's role does not allow it, or it comes from a page of another site.
     #[error("{0}")]
     Forbidden(String),
     /// What it names does not exist.
@@ -48,6 +56,9 @@ pub enum ApiError {
         #[source]
         source: Option<anyhow::Error>,
     },
+    /// Too much is asked of this node at once; the same request may succeed later.
+    #[error("too many requests are under way at this node; nothing was done: try again")]
+    Busy,
     /// ax or its database is not as it should be.
     #[error("{0}")]
     Internal(String),
@@ -90,13 +101,14 @@ impl ApiError {
     pub fn status(&self) -> u16 {
         match self {
             Self::Malformed(_) => 400,
+            Self::Unauthorized { .. } => 401,
             Self::Forbidden(_) => 403,
             Self::NotFound(_) => 404,
             Self::MethodNotAllowed(_) => 405,
             Self::Conflict { .. } => 409,
             Self::TooLarge { .. } => 413,
             Self::Invalid(_) => 422,
-            Self::Unavailable { .. } => 503,
+            Self::Unavailable { .. } | Self::Busy => 503,
             Self::Internal(_) => 500,
         }
     }
@@ -110,13 +122,14 @@ impl ApiError {
         };
         let title = match self {
             Self::Malformed(_) => "malformed request",
+            Self::Unauthorized { .. } => "unauthorized",
             Self::Forbidden(_) => "forbidden",
             Self::NotFound(_) => "not found",
             Self::MethodNotAllowed(_) => "method not allowed",
             Self::Conflict { .. } => "conflict",
             Self::TooLarge { .. } => "too large",
             Self::Invalid(_) => "invalid",
-            Self::Unavailable { .. } => "unavailable",
+            Self::Unavailable { .. } | Self::Busy => "unavailable",
             Self::Internal(_) => "internal error",
         };
         Problem {
@@ -128,10 +141,22 @@ impl ApiError {
         }
     }
 
+    /// Logs what an operator must hear of: whatever is behind ax or inside of it, with its cause, which is not told.
+    pub(crate) fn log(&self) {
+        match self {
+            Self::Unavailable { what, source } => {
+                let cause = source.as_ref().map(|cause| format!("{cause:#}"));
+                tracing::warn!(what, cause, "a request was answered 503");
+            }
+            Self::Internal(detail) => tracing::error!(detail, "a request was answered 500"),
+            _ => {}
+        }
+    }
+
     /// After how many seconds the same request may succeed, where waiting may help.
     #[must_use]
     pub fn retry_after_s(&self) -> Option<u32> {
-        matches!(self, Self::Unavailable { .. }).then_some(2)
+        matches!(self, Self::Unavailable { .. } | Self::Busy).then_some(2)
     }
 }
 
@@ -156,7 +181,7 @@ impl From<BusError> for ApiError {
 }
 
 /// A problem document (RFC 9457).
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Problem {
     /// `about:blank`: the status says what kind of problem it is, `errors` say which rules were broken.
     #[serde(rename = "type")]

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use ax_shared::{FieldError, Group, Handler, Queue, RunId, RunKind, TaskDefinition, TaskId, Timestamp};
 use serde::Serialize;
 use serde_json::Value;
+use utoipa::ToSchema;
 
 use crate::core::definitions::TaskRow;
 use crate::core::run::{Attempt, AttemptOutcome, Run, RunState, Stretch};
 
 /// A task as the API shows it.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 pub struct TaskView {
     /// The definition in canonical form.
     #[serde(flatten)]
@@ -32,7 +33,7 @@ pub struct TaskView {
 }
 
 /// A page of tasks.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 pub struct TaskPage {
     /// By id ascending.
     pub tasks: Vec<TaskView>,
@@ -42,7 +43,7 @@ pub struct TaskPage {
 }
 
 /// A run as lists show it.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 #[expect(missing_docs, reason = "the fields are those of `core::run::Run`, documented there")]
 pub struct RunView {
     pub run_id: RunId,
@@ -99,7 +100,7 @@ impl RunView {
 }
 
 /// A page of runs.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 pub struct RunPage {
     /// Newest trigger time first.
     pub runs: Vec<RunView>,
@@ -109,7 +110,7 @@ pub struct RunPage {
 }
 
 /// A run with everything that is known of it.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 pub struct RunDetail {
     /// What lists show.
     #[serde(flatten)]
@@ -125,7 +126,7 @@ pub struct RunDetail {
 }
 
 /// An attempt as the API shows it.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 #[expect(missing_docs, reason = "the fields are those of `core::run::Attempt`, documented there")]
 pub struct AttemptView {
     pub attempt: u32,
@@ -137,7 +138,7 @@ pub struct AttemptView {
 }
 
 /// One thing that happened to a run.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 pub struct TimelineEntry {
     /// When.
     pub at: Timestamp,
@@ -219,7 +220,7 @@ pub struct PutReport {
 }
 
 /// What came of applying a document.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, ToSchema)]
 pub struct ApplyReport {
     /// Ids of tasks that there were none of, in the order of the document.
     pub created: Vec<TaskId>,
@@ -234,7 +235,7 @@ pub struct ApplyReport {
 }
 
 /// What came of resuming a task.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 pub struct Resumed {
     /// The task as it is now.
     #[serde(flatten)]
@@ -246,7 +247,7 @@ pub struct Resumed {
 }
 
 /// A run that was asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Requested {
     /// The run.
     pub run_id: RunId,
@@ -255,28 +256,30 @@ pub struct Requested {
 }
 
 /// Runs that were asked for, in the order of the request.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Enqueued {
     /// One for each entry of the request.
     pub runs: Vec<Requested>,
 }
 
 /// Instants of one schedule.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Fires {
     /// In order of time.
     pub fires: Vec<Timestamp>,
 }
 
 /// Instants of many tasks.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Upcoming {
     /// In order of time, then by task id.
     pub fires: Vec<UpcomingFire>,
+    /// Whether something in that time was left out: more than `limit`, or more of one task than `per_task`.
+    pub more: bool,
 }
 
 /// One instant of one task.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 pub struct UpcomingFire {
     /// The task.
     pub task_id: TaskId,
@@ -285,14 +288,14 @@ pub struct UpcomingFire {
 }
 
 /// The scheduler processes that answered.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 pub struct Nodes {
     /// By node id.
     pub nodes: Vec<crate::ports::NodeInfo>,
 }
 
 /// Whether this node can do its work.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Readiness {
     /// Whether everything is reachable.
     pub ready: bool,

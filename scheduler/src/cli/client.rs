@@ -25,7 +25,7 @@ pub(super) struct ClientArgs {
     /// Where the API of a node is [default: http://127.0.0.1:8420]
     #[arg(long, env = "AX_API_URL", value_name = "URL", hide_env_values = true, global = true)]
     api_url: Option<String>,
-    /// Bearer token
+    /// Bearer token; better in AX_TOKEN, since other users of this machine can see the arguments of a program
     #[arg(long, env = "AX_TOKEN", value_name = "TOKEN", hide_env_values = true, global = true)]
     token: Option<String>,
     /// Print what the server answered, as it is
@@ -207,6 +207,14 @@ impl Client {
         Failure { code: UNREACHABLE, error }
     }
 
+    /// What somebody does who is not let in.
+    fn remedy(&self) -> &'static str {
+        match self.token {
+            None => "for ax: AX_TOKEN or --token (`ax token create` makes one, where the database is)",
+            Some(_) => "it came from --token, AX_TOKEN or ax.toml (`ax token create` makes another one)",
+        }
+    }
+
     fn refused(&self, status: StatusCode, body: &str) -> Failure {
         let code = match status {
             StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT => UNREACHABLE,
@@ -217,7 +225,11 @@ impl Client {
                 if self.json {
                     say(body);
                 }
-                Failure { code, error: Refusal::from(problem).into() }
+                let mut refusal = Refusal::from(problem);
+                if status == StatusCode::UNAUTHORIZED {
+                    refusal.detail = format!("{}; {}", refusal.detail, self.remedy());
+                }
+                Failure { code, error: refusal.into() }
             }
             Err(_) => Failure { code, error: anyhow::anyhow!("{} answered {status}, not as ax does", self.shown()) },
         }

@@ -1,7 +1,9 @@
 //! The command line. Each command is thin: the service behind the API does the work.
 
 mod apply;
+mod bench;
 mod client;
+mod health;
 mod input;
 mod next;
 mod nodes;
@@ -9,6 +11,7 @@ mod output;
 mod run;
 mod server;
 mod task;
+mod token;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -58,10 +61,18 @@ enum Command {
     Server(server::ServerArgs),
     #[command(flatten)]
     Ask(Ask),
+    /// Make, list and revoke the tokens that callers show
+    Token(token::TokenArgs),
     /// Bring the database's schema up to date, without starting anything
     Migrate(server::MigrateArgs),
     /// Show the effective configuration of a server, secrets hidden
     Config(server::ConfigArgs),
+    /// Measure how late runs are and what they cost, beside what JetStream alone can do
+    Bench(bench::BenchArgs),
+    #[command(hide = true)]
+    BenchWorker(bench::BenchWorkerArgs),
+    #[command(hide = true)]
+    BenchPublisher(bench::BenchPublisherArgs),
     /// Show the version of ax and of the time zones it has compiled in
     Version,
 }
@@ -83,6 +94,8 @@ enum Ask {
     Enqueue(task::EnqueueArgs),
     /// Show the scheduler nodes that answer
     Nodes(nodes::NodesArgs),
+    /// Ask the node on this machine whether it is ready, as a container's health check does
+    Health(health::HealthArgs),
 }
 
 /// Why a command ended without doing its work, with the exit code that says so.
@@ -114,8 +127,12 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> ExitCode {
     let done = match cli.command {
         Command::Dev(args) => server::dev(args, file, stop).await,
         Command::Server(args) => server::server(args, file, stop).await,
+        Command::Token(args) => token::token(args, file).await,
         Command::Migrate(args) => server::migrate(args, file).await,
         Command::Config(args) => server::config(args, file),
+        Command::Bench(args) => bench::bench(args, stop).await,
+        Command::BenchWorker(args) => bench::worker(args, stop).await,
+        Command::BenchPublisher(args) => bench::publisher(args, stop).await,
         Command::Version => {
             say(format_args!("ax {}", *VERSION));
             Ok(())
@@ -142,6 +159,7 @@ impl Ask {
             Self::Upcoming(args) => next::upcoming(args, file).await,
             Self::Enqueue(args) => task::enqueue(args, file).await,
             Self::Nodes(args) => nodes::nodes(args, file).await,
+            Self::Health(args) => health::health(args, file).await,
         }
     }
 }

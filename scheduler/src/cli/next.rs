@@ -6,7 +6,7 @@ use jiff::tz::{TimeZone, TimeZoneDatabase};
 use serde_json::{Value, json};
 
 use super::client::{Client, ClientArgs, Refusal, usage};
-use super::output::{Local, Table, cell, list, now};
+use super::output::{Local, Table, cell, list, now, warn_more};
 use super::{Failure, REFUSED, say};
 use crate::api::ApiError;
 use crate::api::fields::Fields;
@@ -59,6 +59,9 @@ pub(super) struct UpcomingArgs {
     /// At most so many [default: 50]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=500))]
     limit: Option<u64>,
+    /// Of one task at most so many [default: 10]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=500))]
+    per_task: Option<u64>,
     #[command(flatten)]
     client: ClientArgs,
 }
@@ -138,6 +141,7 @@ pub(super) async fn upcoming(args: UpcomingArgs, file: Layer) -> Result<(), Fail
     query.extend(args.to.map(|at| ("to", at.to_string())));
     query.extend(args.group.map(|group| ("group", group)));
     query.extend(args.limit.map(|limit| ("limit", limit.to_string())));
+    query.extend(args.per_task.map(|most| ("per_task", most.to_string())));
     let answer = Client::new(&args.client, &file)?.get(&["upcoming"], &query).await?;
     answer.show(|page| {
         let local = Local::new();
@@ -148,6 +152,9 @@ pub(super) async fn upcoming(args: UpcomingArgs, file: Layer) -> Result<(), Fail
             table.row([local.cell(fire, "at"), at, cell(fire, "task_id"), far]);
         }
         table.print("nothing fires in that time");
+        if page["more"] == true {
+            warn_more("--limit N, and --per-task N for a task that fires often");
+        }
     })
 }
 

@@ -9,5 +9,7 @@ pub mod schedule;
 pub mod settle;
 pub mod shard;
 pub mod tasks;
+pub mod token;
+pub mod trace;
 pub mod trigger;
 pub mod wheel;

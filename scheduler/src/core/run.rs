@@ -3,9 +3,10 @@
 use ax_shared::{Group, Handler, Profile, Queue, RunAddress, RunId, RunKind, TaskId, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use utoipa::ToSchema;
 
 /// Where a run stands. `docs/run_states.md` draws the moves.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RunState {
     /// Not owed yet: upstream runs have not ended.
@@ -81,7 +82,7 @@ impl RunState {
 }
 
 /// How an attempt ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum AttemptOutcome {
     /// The handler succeeded.
@@ -159,7 +160,7 @@ pub struct Message {
 }
 
 /// A stretch of instants that did not run, for one reason, as one row.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Stretch {
     /// The first instant.
     pub from: Timestamp,

@@ -345,6 +345,8 @@ impl Ledger {
                 if self.outcome_of(attempt).is_none() {
                     let error = "the worker terminated the message".to_owned();
                     self.close_attempt(attempt, AttemptOutcome::Failed, None, Some(error), at);
+                } else if self.seems_last(attempt) {
+                    return Outcome::Replace;
                 }
                 self.finish(self.end_of(attempt), self.error_of(attempt), at)
             }
@@ -465,6 +467,15 @@ impl Ledger {
     fn last_possible(&self) -> u32 {
         let deliveries = self.run.profile.map_or(101, ax_shared::Profile::max_deliver);
         self.run.max_attempts.max(self.run.attempt_base.saturating_add(deliveries))
+    }
+
+    /// Whether a worker had to take this attempt for the last one, since the trigger does not know of attempts that were
+    /// handed back after it was published, and that count for nothing.
+    fn seems_last(&self, attempt: u32) -> bool {
+        let released = |a: &&Attempt| a.attempt > self.run.attempt_base && a.outcome == Some(AttemptOutcome::Released);
+        let released = self.attempts.iter().filter(released).count();
+        let told = self.run.max_attempts.saturating_sub(u32::try_from(released).unwrap_or(u32::MAX));
+        (told..self.run.max_attempts).contains(&attempt)
     }
 
     fn attempt_of(&self, deliveries: u32) -> u32 {

@@ -3,16 +3,15 @@
 use ax_shared::subjects::header;
 use ax_shared::wire::{TriggerBody, WIRE_VERSION};
 use ax_shared::{Prefix, Profile, TaskDefinition};
-use opentelemetry::trace::{SpanId, TraceId};
-use sha2::{Digest, Sha256};
 
 use crate::core::run::Run;
+use crate::core::trace::{self, Sampler, TraceParent};
 use crate::ports::Outgoing;
 
 /// Makes the message of `run` under a definition; its id is `<run_id>:<message number>`, so that the stream drops what
 /// is published twice.
 #[must_use]
-pub fn message(prefix: &Prefix, run: &Run, definition: &TaskDefinition, epoch: u64) -> Outgoing {
+pub fn message(prefix: &Prefix, run: &Run, definition: &TaskDefinition, epoch: u64, sampler: Sampler) -> Outgoing {
     let profile = run.profile.unwrap_or_else(|| Profile::of(definition.timeout_ms, definition.max_retry));
     let backoff = &definition.retry_backoff;
     let mut headers = vec![
@@ -35,7 +34,7 @@ pub fn message(prefix: &Prefix, run: &Run, definition: &TaskDefinition, epoch: u
         (header::WEIGHT, definition.weight.to_string()),
         (header::EPOCH, epoch.to_string()),
         (header::FLOW_ID, run.flow_id.to_string()),
-        (header::TRACEPARENT, traceparent(run)),
+        (header::TRACEPARENT, traceparent(run, sampler).to_string()),
     ];
     if run.message_no > 1 {
         headers.push((header::REPUBLISHED, "true".into()));
@@ -64,14 +63,8 @@ pub fn message_id(run: &Run) -> String {
 }
 
 /// W3C trace context of a run's message: the trace is the run, the parent span the publishing of this message.
-///
-/// Source: <https://www.w3.org/TR/trace-context/#traceparent-header>, version 00, sampled.
 #[must_use]
-pub fn traceparent(run: &Run) -> String {
-    let digest = Sha256::digest(message_id(run).as_bytes());
-    let mut span = [0u8; 8];
-    span.copy_from_slice(&digest[..8]);
-    // An all-zero span id is invalid.
-    span[7] |= 1;
-    format!("00-{}-{}-01", TraceId::from_bytes(*run.run_id.0.as_bytes()), SpanId::from_bytes(span))
+pub fn traceparent(run: &Run, sampler: Sampler) -> TraceParent {
+    let trace_id = trace::trace_id(run.run_id);
+    TraceParent { trace_id, span_id: trace::publish_span(&message_id(run)), sampled: sampler.keeps(trace_id) }
 }

@@ -1,42 +1,57 @@
 //! Pages for people: plain HTML made on the server, no script, everything escaped.
 //!
-//! They read through the same service as the API and never count a table.
+//! They read through the same service as the API and never count a table. Where tokens are needed, a person signs in
+//! with one: a cookie holds it that no script can read and that no other site's page makes the browser send.
 
 mod pages;
+mod sign_in;
 
 use ax_shared::{RunId, TaskId, Timestamp};
 use axum::Router;
 use axum::extract::{Path, State};
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{Html, IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
 
 use self::pages::{HomePage, ProblemPage, RunPage, TaskPage};
+pub(crate) use self::sign_in::{SIGN_IN, SIGN_OUT, ask_to_sign_in};
 use crate::api::ApiError;
 use crate::api::fields::Fields;
-use crate::api::http::{Door, Params};
+use crate::api::http::{Door, Params, guard};
 use crate::api::service::{ListRuns, ListTasks, Service};
 
 /// The pages' routes.
 pub(crate) fn routes() -> Router<Door> {
-    Router::new().route("/", get(home)).route("/tasks/{id}", get(task)).route("/runs/{id}", get(run))
+    Router::new()
+        .route("/", get(home))
+        .route("/tasks/{id}", get(task))
+        .route("/runs/{id}", get(run))
+        .route(SIGN_IN, get(sign_in::form).post(sign_in::sign_in))
+        .route(SIGN_OUT, post(sign_in::sign_out))
 }
 
 /// What every page shows.
 struct Frame {
     node: String,
     now: Timestamp,
+    /// Whether a person has signed in, who may sign out.
+    signed_in: bool,
 }
 
 impl Frame {
-    fn of(service: &Service) -> Self {
-        Self { node: service.node_id().to_owned(), now: service.now() }
+    fn of(service: &Service, headers: &HeaderMap) -> Self {
+        let signed_in = guard::cookie(headers).is_some();
+        Self { node: service.node_id().to_owned(), now: service.now(), signed_in }
     }
 }
 
-async fn home(State(door): State<Door>, params: Result<Params, crate::api::http::HttpError>) -> Response {
+async fn home(
+    State(door): State<Door>,
+    headers: HeaderMap,
+    params: Result<Params, crate::api::http::HttpError>,
+) -> Response {
     let service = &door.service;
-    let frame = Frame::of(service);
+    let frame = Frame::of(service, &headers);
     let page = async {
         let Params(fields) = params.map_err(|refused| refused.0)?;
         let tasks = service.list_tasks(ListTasks::read(fields)?).await?;
@@ -46,9 +61,13 @@ async fn home(State(door): State<Door>, params: Result<Params, crate::api::http:
     respond(&frame, page.await)
 }
 
-async fn task(State(door): State<Door>, id: Result<Path<String>, axum::extract::rejection::PathRejection>) -> Response {
+async fn task(
+    State(door): State<Door>,
+    headers: HeaderMap,
+    id: Result<Path<String>, axum::extract::rejection::PathRejection>,
+) -> Response {
     let service = &door.service;
-    let frame = Frame::of(service);
+    let frame = Frame::of(service, &headers);
     let page = async {
         let id = id.ok().and_then(|Path(id)| TaskId::new(&id).ok());
         let id = id.ok_or_else(|| ApiError::NotFound("this is not the id of a task".to_owned()))?;
@@ -61,9 +80,13 @@ async fn task(State(door): State<Door>, id: Result<Path<String>, axum::extract::
     respond(&frame, page.await)
 }
 
-async fn run(State(door): State<Door>, id: Result<Path<String>, axum::extract::rejection::PathRejection>) -> Response {
+async fn run(
+    State(door): State<Door>,
+    headers: HeaderMap,
+    id: Result<Path<String>, axum::extract::rejection::PathRejection>,
+) -> Response {
     let service = &door.service;
-    let frame = Frame::of(service);
+    let frame = Frame::of(service, &headers);
     let page = async {
         let id = id.ok().and_then(|Path(id)| id.parse::<RunId>().ok());
         let id = id.ok_or_else(|| ApiError::NotFound("this is not the id of a run".to_owned()))?;
@@ -76,11 +99,16 @@ fn respond<P: askama::Template>(frame: &Frame, page: Result<P, ApiError>) -> Res
     let (status, html) = match page {
         Ok(page) => (StatusCode::OK, page.render()),
         Err(error) => {
-            crate::api::http::log(&error);
+            error.log();
             let status = StatusCode::from_u16(error.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
             (status, askama::Template::render(&ProblemPage::of(frame, &error.problem())))
         }
     };
+    page_of(status, html)
+}
+
+/// A page with the headers that every page has.
+fn page_of(status: StatusCode, html: askama::Result<String>) -> Response {
     let mut response = match html {
         Ok(html) => (status, Html(html)).into_response(),
         Err(error) => {
@@ -92,7 +120,7 @@ fn respond<P: askama::Template>(frame: &Frame, page: Result<P, ApiError>) -> Res
     headers.insert(
         header::CONTENT_SECURITY_POLICY,
         HeaderValue::from_static(
-            "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'",
+            "default-src 'none'; style-src 'unsafe-inline'; img-src data:; form-action 'self'; frame-ancestors 'none'",
         ),
     );
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));

@@ -9,7 +9,7 @@ use crate::api::Problem;
 use crate::api::view::{self, Fires, RunDetail, RunView, TaskView};
 
 /// An instant, UTC, in whole seconds unless it has milliseconds.
-fn instant(at: Timestamp) -> String {
+pub(super) fn instant(at: Timestamp) -> String {
     let precise = at.as_millis() % 1000 != 0;
     at.to_jiff().strftime(if precise { "%Y-%m-%d %H:%M:%S%.3f" } else { "%Y-%m-%d %H:%M:%S" }).to_string()
 }
@@ -109,6 +109,7 @@ pub(super) struct HomePage {
     node: String,
     now: String,
     refresh: bool,
+    signed_in: bool,
     tasks: Vec<TaskRow>,
     more: Option<String>,
     runs: Vec<RunRow>,
@@ -120,6 +121,7 @@ impl HomePage {
             node: frame.node.clone(),
             now: instant(frame.now),
             refresh: true,
+            signed_in: frame.signed_in,
             tasks: tasks.tasks.iter().map(|task| TaskRow::of(task, frame.now)).collect(),
             more: tasks.next_cursor,
             runs: runs.runs.iter().map(RunRow::of).collect(),
@@ -133,6 +135,7 @@ pub(super) struct TaskPage {
     node: String,
     now: String,
     refresh: bool,
+    signed_in: bool,
     task: TaskRow,
     description: String,
     queue: String,
@@ -152,6 +155,7 @@ impl TaskPage {
             node: frame.node.clone(),
             now: instant(frame.now),
             refresh: true,
+            signed_in: frame.signed_in,
             task: TaskRow::of(task, frame.now),
             description: d.description.clone(),
             queue: d.queue_label.to_string(),
@@ -180,6 +184,7 @@ pub(super) struct RunPage {
     node: String,
     now: String,
     refresh: bool,
+    signed_in: bool,
     run: RunRow,
     stretch: String,
     timeline: Vec<TimelineRow>,
@@ -201,6 +206,7 @@ impl RunPage {
             node: frame.node.clone(),
             now: instant(frame.now),
             refresh: !detail.run.state.is_final(),
+            signed_in: frame.signed_in,
             run: RunRow::of(&detail.run),
             stretch: stretch.map_or_else(String::new, |s| {
                 format!("{} instants from {} to {}", s.count, instant(s.from), instant(s.to))
@@ -218,6 +224,7 @@ pub(super) struct ProblemPage {
     node: String,
     now: String,
     refresh: bool,
+    signed_in: bool,
     title: String,
     detail: String,
 }
@@ -228,6 +235,7 @@ impl ProblemPage {
             node: frame.node.clone(),
             now: instant(frame.now),
             refresh: problem.status == 503,
+            signed_in: frame.signed_in,
             title: problem.title.clone(),
             detail: problem.detail.clone(),
         }

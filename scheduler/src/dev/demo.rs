@@ -1,6 +1,5 @@
 //! The demo: the tasks of `examples/tasks/` and a worker for their groups.
 
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
@@ -31,19 +30,17 @@ fn document() -> anyhow::Result<Value> {
     Ok(json!({ "tasks": tasks }))
 }
 
-/// Applies the example tasks through the API, as a user would.
-async fn apply(http: SocketAddr) -> anyhow::Result<()> {
-    let answer = reqwest::Client::new()
-        .post(format!("http://{http}/api/v1/apply"))
-        .timeout(Duration::from_secs(30))
-        .json(&document()?)
-        .send()
-        .await
-        .context("apply the example tasks")?;
-    if !answer.status().is_success() {
-        bail!("the example tasks were refused: {}", answer.text().await.unwrap_or_default());
+/// Applies the example tasks over NATS, where no token is needed.
+async fn apply(nats_url: &str, prefix: &Prefix) -> anyhow::Result<()> {
+    let client = async_nats::connect(nats_url).await.context("connect to apply the example tasks")?;
+    let request = async_nats::Request::new().timeout(Some(Duration::from_secs(30)));
+    let request = request.payload(document()?.to_string().into());
+    let answer = client.send_request(prefix.api("apply"), request).await.context("apply the example tasks")?;
+    let answer: Value = serde_json::from_slice(&answer.payload).context("read the answer to the example tasks")?;
+    match answer.get("error") {
+        Some(problem) => bail!("the example tasks were refused: {problem}"),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 /// The running demo.
@@ -61,14 +58,9 @@ impl Demo {
 }
 
 /// Applies the tasks and starts a worker for each of their groups.
-pub(super) async fn start(
-    http: SocketAddr,
-    nats_url: &str,
-    prefix: &Prefix,
-    stop: CancellationToken,
-) -> anyhow::Result<Demo> {
-    apply(http).await?;
-    worker::start(nats_url, prefix, stop).await
+pub(super) async fn start(nats_url: &str, prefix: &Prefix, stop: CancellationToken) -> anyhow::Result<Demo> {
+    apply(nats_url, prefix).await?;
+    Ok(worker::start(nats_url, prefix, &stop))
 }
 
 mod worker;

@@ -1,7 +1,7 @@
 //! `ax dev`: everything on one machine, with a live view of what fires, runs and finishes.
 
 mod demo;
-mod nats;
+pub(crate) mod nats;
 mod view;
 
 use std::fs::{File, TryLockError};
@@ -61,7 +61,7 @@ pub async fn run(mut options: DevOptions, stop: CancellationToken) -> anyhow::Re
     view.welcome(&url, node.http_addr(), options.demo, &options.node.nats.prefix);
 
     let demo = match options.demo {
-        true => Some(demo::start(node.http_addr(), &url, &options.node.nats.prefix, stop.child_token()).await?),
+        true => Some(demo::start(&url, &options.node.nats.prefix, stop.child_token()).await?),
         false => None,
     };
     let ended = match server {

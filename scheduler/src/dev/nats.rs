@@ -13,18 +13,24 @@ const START: Duration = Duration::from_secs(15);
 const STOP: Duration = Duration::from_secs(5);
 
 /// A running private nats-server.
-pub(super) struct Server {
+pub(crate) struct Server {
     child: Child,
     /// Ends the server when we end without having done so: its standard input is a pipe that we hold.
     guard: Option<Child>,
     url: String,
     pid_file: PathBuf,
+    monitor_url: Option<String>,
 }
 
 impl Server {
     /// Starts the nats-server named by `AX_NATS_SERVER`, else the one in `PATH`, with JetStream under `folder`. One
     /// that an earlier `ax dev` left behind in the same folder, killed before it could stop it, is stopped first.
-    pub(super) async fn start(folder: &Path) -> anyhow::Result<Self> {
+    pub(crate) async fn start(folder: &Path) -> anyhow::Result<Self> {
+        Self::start_with(folder, &[]).await
+    }
+
+    /// [`Self::start`] with further arguments.
+    pub(crate) async fn start_with(folder: &Path, arguments: &[&str]) -> anyhow::Result<Self> {
         let program = std::env::var_os("AX_NATS_SERVER").map_or_else(|| PathBuf::from("nats-server"), PathBuf::from);
         std::fs::create_dir_all(folder).with_context(|| format!("make the folder {}", folder.display()))?;
         let folder = folder.canonicalize().with_context(|| format!("find the folder {}", folder.display()))?;
@@ -43,6 +49,7 @@ impl Server {
             .arg(&folder)
             .arg("--pid")
             .arg(&pid_file)
+            .args(arguments)
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)
@@ -60,17 +67,27 @@ impl Server {
             Err(e) => return Err(e).with_context(|| format!("start {}", program.display())),
         };
         let guard = child.id().and_then(guard);
-        let mut server = Self { child, guard, url: String::new(), pid_file };
-        server.url = server.wait_for_port(&folder).await?;
+        let mut server = Self { child, guard, url: String::new(), pid_file, monitor_url: None };
+        (server.url, server.monitor_url) = server.wait_for_port(&folder).await?;
         Ok(server)
     }
 
     /// Where it listens.
-    pub(super) fn url(&self) -> &str {
+    pub(crate) fn url(&self) -> &str {
         &self.url
     }
 
-    async fn wait_for_port(&mut self, folder: &Path) -> anyhow::Result<String> {
+    /// Where it tells about itself over HTTP; none unless it was started with `-m`.
+    pub(crate) fn monitor_url(&self) -> Option<&str> {
+        self.monitor_url.as_deref()
+    }
+
+    /// Its process, which is not the one that was started where the program is a script.
+    pub(crate) fn pid(&self) -> Option<u32> {
+        std::fs::read_to_string(&self.pid_file).ok()?.trim().parse().ok()
+    }
+
+    async fn wait_for_port(&mut self, folder: &Path) -> anyhow::Result<(String, Option<String>)> {
         let deadline = tokio::time::Instant::now() + START;
         while tokio::time::Instant::now() < deadline {
             if let Some(status) = self.child.try_wait()? {
@@ -81,8 +98,8 @@ impl Server {
                     tail.into_iter().rev().collect::<Vec<_>>().join(" | ")
                 );
             }
-            if let Some(url) = read_ports(folder) {
-                return Ok(url);
+            if let Some(urls) = read_ports(folder) {
+                return Ok(urls);
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
@@ -90,7 +107,7 @@ impl Server {
     }
 
     /// Waits until it ends by itself.
-    pub(super) async fn ended(&mut self) -> String {
+    pub(crate) async fn ended(&mut self) -> String {
         match self.child.wait().await {
             Ok(status) => status.to_string(),
             Err(e) => e.to_string(),
@@ -98,7 +115,7 @@ impl Server {
     }
 
     /// Stops it: a signal, then force.
-    pub(super) async fn stop(mut self) {
+    pub(crate) async fn stop(mut self) {
         if let Some(pid) =
             self.child.id().and_then(|id| i32::try_from(id).ok()).and_then(rustix::process::Pid::from_raw)
         {
@@ -128,12 +145,14 @@ fn guard(server: u32) -> Option<Child> {
         .ok()
 }
 
-fn read_ports(folder: &Path) -> Option<String> {
+/// Addresses of clients and of the monitor.
+fn read_ports(folder: &Path) -> Option<(String, Option<String>)> {
     let ports =
         std::fs::read_dir(folder).ok()?.flatten().find(|e| e.path().extension().is_some_and(|x| x == "ports"))?;
     let text = std::fs::read_to_string(ports.path()).ok()?;
     let json: serde_json::Value = serde_json::from_str(&text).ok()?;
-    Some(json["nats"][0].as_str()?.to_owned())
+    let monitor = json["monitoring"][0].as_str().map(ToOwned::to_owned);
+    Some((json["nats"][0].as_str()?.to_owned(), monitor))
 }
 
 /// Stops a server that runs on our folder, recognised by its command line; anything else is left alone.

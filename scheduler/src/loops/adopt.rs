@@ -6,6 +6,7 @@ use std::time::Duration;
 use futures::StreamExt;
 
 use super::{EndOfTerm, Term, pause, wait};
+use crate::core::trace;
 use crate::ports::Hint;
 
 /// Rows taken up at once.
@@ -37,7 +38,8 @@ pub(super) async fn run(term: Arc<Term>) -> EndOfTerm {
             for run in &runs {
                 tracing::info!(
                     target: "ax::run",
-                    run_id = %run.run_id, task_id = %run.task_id, trace_id = run.run_id.trace_id(), trigger_time = %run.trigger_at,
+                    run_id = %run.run_id, task_id = %run.task_id, trace_id = run.run_id.trace_id(),
+                    span_id = %trace::plan_span(run.run_id), trigger_time = %run.trigger_at,
                     "planned"
                 );
             }

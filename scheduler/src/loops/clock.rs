@@ -11,6 +11,7 @@ use ax_shared::Timestamp;
 use tokio_util::sync::CancellationToken;
 
 use super::pause;
+use crate::metrics as names;
 use crate::ports::{Clock, Store};
 
 const MEASURE_EVERY: Duration = Duration::from_secs(30);
@@ -122,7 +123,7 @@ pub async fn run(clock: Arc<SystemClock>, store: Arc<dyn Store>, stop: Cancellat
                     tracing::warn!(step_ms = (next - base) / 1000, "the reference clock has stepped");
                 }
                 clock.base_us.store(next, Ordering::Relaxed);
-                metrics::gauge!("ax_clock_offset_seconds").set(clock.offset_ms() / 1000.0);
+                metrics::gauge!(names::CLOCK_OFFSET.name).set(clock.offset_ms() / 1000.0);
             }
             Err(e) => tracing::debug!(error = %e, "the reference clock did not answer"),
         }

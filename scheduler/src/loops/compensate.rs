@@ -8,6 +8,7 @@ use ax_shared::Group;
 
 use super::term::{ensure_consumers, group_configs, publish_group_configs};
 use super::{EndOfTerm, Term, pause, reconcile, settle};
+use crate::metrics as names;
 use crate::ports::BusError;
 
 /// A run is left alone for this long after its publish before the sweep looks at its message.
@@ -51,7 +52,7 @@ async fn tend_consumers(term: &Arc<Term>, unused: &mut HashMap<String, Duration>
         let mut shard = term.shard();
         let expired = shard.expire_signals(term.cx.clock.now().plus_millis(-SIGNAL_LIFE_MS));
         if expired > 0 {
-            metrics::counter!("ax_signals_expired_total").increment(expired as u64);
+            metrics::counter!(names::SIGNALS_EXPIRED.name).increment(expired as u64);
         }
         (shard.consumers(), group_configs(&shard))
     };
@@ -59,7 +60,7 @@ async fn tend_consumers(term: &Arc<Term>, unused: &mut HashMap<String, Duration>
     let names: BTreeSet<&str> = present.iter().map(|c| c.name.as_str()).collect();
     let missing: Vec<_> = needed.iter().filter(|n| !names.contains(n.to_string().as_str())).cloned().collect();
     if !missing.is_empty() {
-        metrics::counter!("ax_consumers_recreated_total").increment(missing.len() as u64);
+        metrics::counter!(names::CONSUMERS_RECREATED.name).increment(missing.len() as u64);
         ensure_consumers(&term.cx, missing).await?;
     }
     publish_group_configs(&term.cx, groups).await?;
@@ -102,7 +103,7 @@ async fn set_windows(term: &Arc<Term>) -> Result<(), BusError> {
 fn tell_queues(term: &Term) {
     for (group, length) in term.shard().queue_lengths() {
         let group = group.to_string();
-        metrics::gauge!("ax_queue_length", "group" => group.clone()).set(length.waiting as f64);
-        metrics::gauge!("ax_outstanding", "group" => group).set(length.outstanding as f64);
+        metrics::gauge!(names::QUEUE_LENGTH.name, "group" => group.clone()).set(length.waiting as f64);
+        metrics::gauge!(names::OUTSTANDING.name, "group" => group).set(length.outstanding as f64);
     }
 }

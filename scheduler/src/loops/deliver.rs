@@ -13,8 +13,11 @@ use futures::stream::FuturesUnordered;
 
 use super::settle::note_triggers;
 use super::{EndOfTerm, Term, pause};
+use crate::core::{trace, trigger};
 use crate::failpoint::die_at;
+use crate::metrics as names;
 use crate::ports::{PubAck, PublishError, Publisher};
+use crate::telemetry::Publishing;
 
 /// Publishes under way at once; more buys nothing on one connection.
 const IN_FLIGHT: usize = 256;
@@ -36,7 +39,7 @@ pub(super) async fn run(term: Arc<Term>) -> EndOfTerm {
         if let Some(end) = end {
             return end;
         }
-        metrics::counter!("ax_publisher_lost_total").increment(1);
+        metrics::counter!(names::PUBLISHER_LOST.name).increment(1);
         tracing::warn!("the publishing connection was lost; opening another");
     }
 }
@@ -81,11 +84,12 @@ async fn publish(term: &Arc<Term>, publisher: &Arc<dyn Publisher>) -> Option<End
         while !stopping && in_flight.len() < IN_FLIGHT && term.may_act() && !publisher.is_closed() {
             let Some(next) = term.shard().pop_publish() else { break };
             let publisher = publisher.clone();
+            let told = term.cx.traces.publishing(next.run_id, &next.message, || term.cx.clock.now());
             in_flight.push(async move {
                 let run_id = next.run_id;
                 let began = tokio::time::Instant::now();
                 let answer = publisher.publish(next.message).await;
-                (run_id, answer, began.elapsed())
+                (run_id, answer, began.elapsed(), told)
             });
         }
         if publisher.is_closed() && in_flight.is_empty() {
@@ -93,14 +97,14 @@ async fn publish(term: &Arc<Term>, publisher: &Arc<dyn Publisher>) -> Option<End
         }
         tokio::select! {
             biased;
-            Some((run_id, answer, took)) = in_flight.next(), if !in_flight.is_empty() => {
+            Some((run_id, answer, took, told)) = in_flight.next(), if !in_flight.is_empty() => {
                 // Neither a yes nor a no within its time: the connection has stalled. A new one begins with a look at
                 // the lease; this one must not send its buffer when it thaws.
                 if took >= STALLED && matches!(answer, Err(PublishError::Transient(_))) && !publisher.is_closed() {
                     tracing::warn!("the publishing connection has stalled");
                     publisher.close().await;
                 }
-                if !answered(term, run_id, answer) {
+                if !answered(term, run_id, answer, told) {
                     // Nothing is taken for news of this stream before it is known which one it is.
                     match term.cx.bus.triggers().await {
                         Ok(triggers) => note_triggers(term, &triggers),
@@ -116,10 +120,20 @@ async fn publish(term: &Arc<Term>, publisher: &Arc<dyn Publisher>) -> Option<End
 }
 
 /// Takes note of an answer; false when it cannot be one of the stream that is known.
-fn answered(term: &Term, run_id: RunId, answer: Result<PubAck, PublishError>) -> bool {
+fn answered(term: &Term, run_id: RunId, answer: Result<PubAck, PublishError>, told: Option<Publishing>) -> bool {
     let mut is_known_stream = true;
     let now = term.cx.clock.now();
     let mut shard = term.shard();
+    if let Some(told) = told {
+        // A worker may have ended the run before the answer was here; no part of a run outlasts it.
+        let at = shard.run(run_id).and_then(|run| run.finished_at).map_or(now, |ended| ended.min(now));
+        match &answer {
+            Ok(_) => term.cx.traces.published(told, at, None),
+            Err(PublishError::Refused(why)) => term.cx.traces.published(told, at, Some(why)),
+            // It is published again, under the same span id.
+            Err(PublishError::Transient(_) | PublishError::Closed) => {}
+        }
+    }
     let result = match answer {
         Ok(ack) => {
             die_at("publish.acked");
@@ -127,7 +141,8 @@ fn answered(term: &Term, run_id: RunId, answer: Result<PubAck, PublishError>) ->
             if let Some(run) = shard.run(run_id) {
                 tracing::info!(
                     target: "ax::run",
-                    %run_id, task_id = %run.task_id, trace_id = run_id.trace_id(), seq = ack.seq,
+                    %run_id, task_id = %run.task_id, trace_id = run_id.trace_id(),
+                    span_id = %trace::publish_span(&trigger::message_id(run)), seq = ack.seq,
                     late_ms = now.millis_since(run.publish_at),
                     "published"
                 );
@@ -150,7 +165,7 @@ fn answered(term: &Term, run_id: RunId, answer: Result<PubAck, PublishError>) ->
         }
     };
     drop(shard);
-    metrics::counter!("ax_publish_total", "result" => result).increment(1);
+    metrics::counter!(names::PUBLISH.name, "result" => result).increment(1);
     term.wake.flush.notify_one();
     if result != "ok" {
         term.wake.fire.notify_one();

@@ -10,6 +10,8 @@ use super::{EndOfTerm, Term, reconcile};
 use crate::core::run::{Run, RunState};
 use crate::core::settle::RunEvent;
 use crate::core::shard::Effect;
+use crate::core::trace;
+use crate::metrics as names;
 use crate::ports::{Publisher, StreamMessage};
 
 /// Effects under way at once.
@@ -46,10 +48,11 @@ pub(super) async fn run(term: Arc<Term>, mut effects: mpsc::UnboundedReceiver<(E
 
 async fn notice(term: &Term, run: &Run) {
     if run.state.is_final() {
-        metrics::counter!("ax_runs_total", "state" => run.state.as_str()).increment(1);
+        metrics::counter!(names::RUNS.name, "state" => run.state.as_str()).increment(1);
         tracing::info!(
             target: "ax::run",
-            run_id = %run.run_id, task_id = %run.task_id, trace_id = run.run_id.trace_id(), state = run.state.as_str(),
+            run_id = %run.run_id, task_id = %run.task_id, trace_id = run.run_id.trace_id(),
+            span_id = %trace::run_span(run.run_id), state = run.state.as_str(),
             attempt = run.attempt,
             "settled"
         );

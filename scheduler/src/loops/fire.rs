@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use super::{EndOfTerm, Term, wait};
 use crate::core::shard::{FireReport, Fired};
+use crate::core::trace;
 use crate::failpoint::die_at;
+use crate::metrics as names;
 
 /// Longest sleep: what else becomes due is signalled, this is only a belt for the braces.
 const LONGEST: Duration = Duration::from_millis(500);
@@ -52,11 +54,11 @@ pub(super) fn note(term: &Term, report: FireReport) {
     for (run_id, kind, fired) in report.fired {
         match fired {
             Fired::HandedOver => {
-                metrics::counter!("ax_fires_total", "kind" => kind.as_str()).increment(1);
+                metrics::counter!(names::FIRES.name, "kind" => kind.as_str()).increment(1);
             }
             Fired::Skipped(reason) => {
-                metrics::counter!("ax_skipped_total", "reason" => reason).increment(1);
-                tracing::info!(target: "ax::run", %run_id, trace_id = run_id.trace_id(), reason, "skipped");
+                metrics::counter!(names::SKIPPED.name, "reason" => reason).increment(1);
+                tracing::info!(target: "ax::run", %run_id, trace_id = run_id.trace_id(), span_id = %trace::run_span(run_id), reason, "skipped");
             }
             Fired::Blocked(blockers) => {
                 let _ = term.blocked.send((run_id, blockers));

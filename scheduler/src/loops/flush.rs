@@ -10,6 +10,7 @@ use super::{Chain, EndOfTerm, Term, pause, wait};
 use crate::core::run::Run;
 use crate::core::shard::Effect;
 use crate::failpoint::die_at;
+use crate::metrics as names;
 use crate::ports::{Batch, StoreError};
 
 /// Runs in one transaction.
@@ -98,8 +99,14 @@ async fn run_once(
         }
         term.note_commit();
     }
-    metrics::histogram!("ax_flush_runs").record(flush.batch.runs.len() as f64);
+    metrics::histogram!(names::FLUSH_RUNS.name).record(flush.batch.runs.len() as f64);
     die_at("flush.committed");
+    if term.cx.traces.is_on() {
+        let endings = term.shard().endings(&flush);
+        for (run, attempts) in endings {
+            term.cx.traces.ended(run, &attempts);
+        }
+    }
     let done = term.shard().committed(flush);
     term.wake.fire.notify_one();
     if let Some(effects) = effects {

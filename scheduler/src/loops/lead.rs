@@ -14,6 +14,7 @@ use uuid::Uuid;
 
 use super::{Chain, Context, EndOfTerm, HeldLease, SharedBool, Term, pause};
 use crate::core::lease::{Silence, Trust};
+use crate::metrics as names;
 use crate::ports::{LeaderAnswer, LeaseEntry, LeaseValue, LeaseWrite};
 
 /// How often a follower asks.
@@ -145,7 +146,7 @@ async fn lead(cx: &Context, candidate: &Candidate, held: HeldLease, silence: &mu
     ended.cancel();
     let lost = renewing.await.unwrap_or(Some("the renewing loop panicked"));
     candidate.leading.store(false, Ordering::Relaxed);
-    metrics::gauge!("ax_leader").set(0.0);
+    metrics::gauge!(names::LEADER.name).set(0.0);
 
     let (revision, epoch) = {
         let held = lease.lock().expect("lease");

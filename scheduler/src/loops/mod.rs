@@ -28,6 +28,7 @@ use tokio_util::sync::CancellationToken;
 use crate::core::lease::Trust;
 use crate::core::shard::Shard;
 use crate::ports::{Bus, Clock, LeaseValue, Publisher, Store, StoreError};
+use crate::telemetry::Traces;
 
 pub use term::Term;
 
@@ -46,6 +47,8 @@ pub struct Context {
     pub settings: Settings,
     /// The highest epoch that this node has seen or held.
     pub epoch: Arc<AtomicU64>,
+    /// Where traces of runs go.
+    pub traces: Traces,
 }
 
 /// How the loops go. Durations are real time.

@@ -10,7 +10,9 @@ use super::settle::note_triggers;
 use super::term::{ensure_consumers, group_configs, publish_group_configs};
 use super::{EndOfTerm, Term, wait};
 use crate::core::tasks::PlanPass;
+use crate::core::trace;
 use crate::failpoint::die_at;
+use crate::metrics as names;
 use crate::ports::{Planned, Watermark};
 
 /// Rows in one transaction of an ordinary pass.
@@ -41,7 +43,7 @@ async fn run_once(term: &Arc<Term>, changed: Vec<TaskId>) -> Result<(), EndOfTer
             Planned::Done { .. } => {
                 term.shard().planned(until);
                 take_up_missing(term).await?;
-                metrics::gauge!("ax_planned_until_seconds").set(until.as_millis() as f64 / 1000.0);
+                metrics::gauge!(names::PLANNED_UNTIL.name).set(until.as_millis() as f64 / 1000.0);
                 term.wake.fire.notify_one();
                 return Ok(());
             }
@@ -90,11 +92,12 @@ fn take_up(term: &Term, rows: Vec<crate::core::run::Run>, planned: &Planned) {
         match &row.stretch {
             None => tracing::info!(
                 target: "ax::run",
-                run_id = %row.run_id, task_id = %row.task_id, trace_id = row.run_id.trace_id(), trigger_time = %row.trigger_at,
+                run_id = %row.run_id, task_id = %row.task_id, trace_id = row.run_id.trace_id(),
+                    span_id = %trace::plan_span(row.run_id), trigger_time = %row.trigger_at,
                 "planned"
             ),
             Some(s) => {
-                metrics::counter!("ax_missed_total", "reason" => "downtime").increment(s.count);
+                metrics::counter!(names::MISSED.name, "reason" => "downtime").increment(s.count);
                 tracing::warn!(
                     target: "ax::run",
                     run_id = %row.run_id, task_id = %row.task_id, from = %s.from, to = %s.to, count = s.count,
@@ -105,7 +108,7 @@ fn take_up(term: &Term, rows: Vec<crate::core::run::Run>, planned: &Planned) {
     }
     let mut shard = term.shard();
     shard.add_runs(rows);
-    metrics::gauge!("ax_wheel_entries").set(shard.tasks().scheduled() as f64);
+    metrics::gauge!(names::WHEEL_ENTRIES.name).set(shard.tasks().scheduled() as f64);
 }
 
 /// After a write whose answer was lost: takes up rows that are in SQL and not in memory. What was in memory before SQL

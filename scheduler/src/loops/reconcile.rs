@@ -18,6 +18,7 @@ use super::{Blocked, EndOfTerm, Term, fire, pause};
 use crate::core::run::Intent;
 use crate::core::settle::{Outcome, RunEvent};
 use crate::core::shard::{LookedUp, Outstanding};
+use crate::metrics as names;
 use crate::ports::BusError;
 
 /// Runs looked at at once.
@@ -111,7 +112,7 @@ pub(super) async fn sweep(term: &Arc<Term>, older_than: Duration) {
             }
         }
     }
-    metrics::gauge!("ax_in_doubt").set(doubts as f64);
+    metrics::gauge!(names::IN_DOUBT.name).set(doubts as f64);
     term.wake.flush.notify_one();
     term.wake.deliver.notify_one();
     term.wake.fire.notify_one();
@@ -121,7 +122,7 @@ pub(super) async fn sweep(term: &Arc<Term>, older_than: Duration) {
 pub(super) async fn look(term: &Arc<Term>, run_id: RunId) -> Result<Finding, BusError> {
     let Some(o) = term.shard().outstanding_run(run_id) else { return Ok(Finding::Settled) };
     let finding = find(term, &o).await?;
-    metrics::counter!("ax_reconciled_total", "result" => finding.as_str()).increment(1);
+    metrics::counter!(names::RECONCILED.name, "result" => finding.as_str()).increment(1);
     Ok(finding)
 }
 

@@ -10,6 +10,8 @@ use super::{EndOfTerm, Term, pause};
 use crate::core::run::RunState;
 use crate::core::settle::Outcome;
 use crate::core::shard::Applied;
+use crate::core::trace;
+use crate::metrics as names;
 use crate::ports::{BusError, StreamMessage, StreamState};
 
 /// Events applied under one lock.
@@ -23,7 +25,7 @@ pub(super) async fn run(term: Arc<Term>) -> EndOfTerm {
         match read(&term).await {
             Ok(end) => return end,
             Err(e) => {
-                metrics::counter!("ax_events_reader_restarts_total").increment(1);
+                metrics::counter!(names::EVENTS_READER_RESTARTS.name).increment(1);
                 tracing::warn!(error = %e, "reading AX_EVENTS was interrupted; going on where it stopped");
             }
         }
@@ -110,7 +112,7 @@ async fn compare(term: &Arc<Term>) -> Result<bool, BusError> {
 pub(super) fn note_triggers(term: &Term, triggers: &StreamState) {
     let lost = term.shard().set_triggers_incarnation(&triggers.incarnation, triggers.last_seq);
     if lost > 0 {
-        metrics::counter!("ax_messages_lost_total").increment(lost as u64);
+        metrics::counter!(names::MESSAGES_LOST.name).increment(lost as u64);
         tracing::error!(
             lost,
             "AX_TRIGGERS is another stream than before; what it held is looked for and published again"
@@ -127,11 +129,12 @@ fn note(shard: &crate::core::shard::Shard, message: &StreamMessage, applied: App
                     if let Some(lateness) = run.lateness_ms
                         && run.attempt == 1
                     {
-                        metrics::histogram!("ax_lateness_seconds").record(lateness as f64 / 1000.0);
+                        metrics::histogram!(names::LATENESS.name).record(lateness as f64 / 1000.0);
                     }
                     tracing::info!(
                         target: "ax::run",
-                        %run_id, task_id = %run.task_id, trace_id = run_id.trace_id(), attempt = run.attempt,
+                        %run_id, task_id = %run.task_id, trace_id = run_id.trace_id(),
+                        span_id = %trace::attempt_span(run_id, run.attempt), attempt = run.attempt,
                         worker_id = run.worker_id, lateness_ms = run.lateness_ms,
                         "started"
                     );
@@ -139,7 +142,8 @@ fn note(shard: &crate::core::shard::Shard, message: &StreamMessage, applied: App
                 Outcome::Final | Outcome::BackingOff | Outcome::Replace => {
                     tracing::info!(
                         target: "ax::run",
-                        %run_id, task_id = %run.task_id, trace_id = run_id.trace_id(), attempt = run.attempt,
+                        %run_id, task_id = %run.task_id, trace_id = run_id.trace_id(),
+                        span_id = %trace::attempt_span(run_id, run.attempt), attempt = run.attempt,
                         state = run.state.as_str(), reason = run.reason,
                         "finished"
                     );
@@ -148,7 +152,7 @@ fn note(shard: &crate::core::shard::Shard, message: &StreamMessage, applied: App
             }
         }
         Applied::Malformed(why) => {
-            metrics::counter!("ax_events_malformed_total").increment(1);
+            metrics::counter!(names::EVENTS_MALFORMED.name).increment(1);
             tracing::warn!(
                 seq = message.seq,
                 subject = message.subject,
@@ -158,5 +162,21 @@ fn note(shard: &crate::core::shard::Shard, message: &StreamMessage, applied: App
         }
         Applied::Kept | Applied::Nothing => {}
     }
-    metrics::counter!("ax_events_total").increment(1);
+    metrics::counter!(names::EVENTS.name, "kind" => kind_of(&message.subject)).increment(1);
+}
+
+/// What a message of the stream is, for its metric: one of a few words, whatever somebody publishes there.
+fn kind_of(subject: &str) -> &'static str {
+    const WORKERS: [&str; 6] = ["started", "progress", "succeeded", "failed", "released", "cancelled"];
+    const SERVERS: [(&str, &str); 4] = [
+        (".METRIC.CONSUMER.ACK.", "acked"),
+        (".MSG_NAKED.", "naked"),
+        (".MSG_TERMINATED.", "terminated"),
+        (".MAX_DELIVERIES.", "max_deliveries"),
+    ];
+    if subject.starts_with("$JS.") {
+        return SERVERS.iter().find(|(part, _)| subject.contains(part)).map_or("other", |(_, word)| word);
+    }
+    let kind = subject.split_once(".event.").and_then(|(_, rest)| rest.split('.').next());
+    WORKERS.into_iter().find(|word| kind == Some(word)).unwrap_or("other")
 }

@@ -23,6 +23,7 @@ use super::{
 };
 use crate::core::run::Run;
 use crate::core::shard::{LookedUp, Shard};
+use crate::metrics as names;
 use crate::ports::{BusError, EventsPosition, Guard, LeaseWrite, Publisher, StoreError, StreamState};
 
 /// Runs looked up in the stream at once.
@@ -75,8 +76,8 @@ impl Term {
             Err(e) => return EndOfTerm::Takeover(e.into()),
         };
         drop(answering);
-        metrics::gauge!("ax_leader").set(1.0);
-        metrics::counter!("ax_takeovers_total").increment(1);
+        metrics::gauge!(names::LEADER.name).set(1.0);
+        metrics::counter!(names::TAKEOVERS.name).increment(1);
         let (runs, tasks) = {
             let shard = term.shard();
             (shard.live_runs(), shard.tasks().iter().count())
@@ -121,7 +122,7 @@ impl Term {
             end = Some(reason);
         }
         drop(serving);
-        metrics::gauge!("ax_leader").set(0.0);
+        metrics::gauge!(names::LEADER.name).set(0.0);
         end.unwrap_or(EndOfTerm::Stopped)
     }
 }
@@ -146,9 +147,10 @@ async fn begin(
     let state = cx.store.acquire(at_least, cx.clock.now()).await.map_err(from_store)?;
     announce_epoch(&cx, &lease, state.epoch).await?;
     cx.epoch.fetch_max(state.epoch, Ordering::Relaxed);
-    metrics::gauge!("ax_epoch").set(state.epoch as f64);
+    metrics::gauge!(names::EPOCH.name).set(state.epoch as f64);
 
     let mut shard = Shard::new(cx.prefix.clone(), &state);
+    shard.set_sampler(cx.traces.sampler());
     let triggers = cx.bus.triggers().await.map_err(takeover)?;
     shard.set_triggers_incarnation(&triggers.incarnation, triggers.last_seq);
     let events = cx.bus.events().await.map_err(takeover)?;
@@ -229,7 +231,7 @@ pub(crate) fn resume_at(settled: &EventsPosition, events: &StreamState) -> Optio
     let anew = EventsPosition { incarnation: events.incarnation.clone(), seq: 0 };
     if settled.incarnation != events.incarnation {
         if !settled.incarnation.is_empty() {
-            metrics::counter!("ax_events_gaps_total").increment(1);
+            metrics::counter!(names::EVENTS_GAPS.name).increment(1);
             tracing::error!(
                 was = settled.incarnation,
                 is = events.incarnation,
@@ -239,12 +241,12 @@ pub(crate) fn resume_at(settled: &EventsPosition, events: &StreamState) -> Optio
         return Some(anew);
     }
     if events.last_seq < settled.seq {
-        metrics::counter!("ax_events_gaps_total").increment(1);
+        metrics::counter!(names::EVENTS_GAPS.name).increment(1);
         tracing::error!(last = events.last_seq, settled = settled.seq, "AX_EVENTS has lost its end; reading it anew");
         return Some(anew);
     }
     if events.first_seq > settled.seq + 1 {
-        metrics::counter!("ax_events_gaps_total").increment(1);
+        metrics::counter!(names::EVENTS_GAPS.name).increment(1);
         tracing::error!(
             first = events.first_seq,
             settled = settled.seq,
@@ -297,14 +299,16 @@ async fn adopt_messages(term: &Arc<Term>, unknown: Vec<RunId>) -> Result<(), End
     let mut found = std::pin::pin!(found);
     let mut stale = Vec::new();
     while let Some(looked_up) = found.next().await {
-        let mut shard = term.shard();
-        match looked_up.map_err(takeover)? {
-            (run_id, Some(message)) => {
-                if let Some(LookedUp::Stale { seq }) = shard.adopt_message(run_id, &message) {
-                    stale.push(seq);
-                }
-            }
-            (run_id, None) => shard.not_found(run_id, term.cx.clock.now()),
+        let (run_id, message) = looked_up.map_err(takeover)?;
+        let Some(message) = message else {
+            term.shard().not_found(run_id, term.cx.clock.now());
+            continue;
+        };
+        let adopted = term.shard().adopt_message(run_id, &message);
+        match adopted {
+            Some(LookedUp::Stale { seq }) => stale.push(seq),
+            Some(LookedUp::Adopted) => term.cx.traces.found(run_id, &message),
+            None => {}
         }
     }
     if !stale.is_empty() {

@@ -18,6 +18,7 @@ use crate::core::definitions::TaskRow;
 use crate::core::run::{
     Attempt, AttemptOutcome, Decision, Intent, Message, Run, RunState, Signal, SignalKind, Stretch,
 };
+use crate::core::token::{Role, Token};
 use crate::ports::StoreError;
 
 /// A row of `run`.
@@ -288,6 +289,29 @@ pub(super) fn opt_text(value: &Option<String>) -> Option<Cow<'_, str>> {
 /// A count as SQL has it.
 pub(super) fn signed(number: u64) -> Result<i64, StoreError> {
     i64::try_from(number).map_err(|_| StoreError::Corrupt(format!("{number} is beyond what SQL can count")))
+}
+
+/// A token as SQL has it.
+#[derive(Debug, sqlx::FromRow)]
+pub(super) struct TokenColumns {
+    hash: Vec<u8>,
+    name: String,
+    role: String,
+    created_at: i64,
+    expires_at: Option<i64>,
+}
+
+impl TokenColumns {
+    pub(super) fn into_token(self) -> Result<Token, StoreError> {
+        let corrupt = |what: &str| StoreError::Corrupt(format!("the {what} of the token {:?}", self.name));
+        Ok(Token {
+            role: Role::parse(&self.role).ok_or_else(|| corrupt("role"))?,
+            hash: self.hash.as_slice().try_into().map_err(|_| corrupt("hash"))?,
+            created_at: at(self.created_at),
+            expires_at: self.expires_at.map(at),
+            name: self.name,
+        })
+    }
 }
 
 /// A count out of SQL.

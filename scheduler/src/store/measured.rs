@@ -10,6 +10,8 @@ use uuid::Uuid;
 
 use crate::core::definitions::{AuditEntry, TaskRow};
 use crate::core::run::{Attempt, Run, Signal};
+use crate::core::token::Token;
+use crate::metrics as names;
 use crate::ports::{
     Batch, DecideChange, Planned, RunFilter, ShardState, Store, StoreError, TaskFilter, TaskHistory, Watermark,
 };
@@ -29,7 +31,7 @@ impl<S> Measured<S> {
     async fn time<T>(&self, op: &'static str, work: impl Future<Output = T> + Send) -> T {
         let start = Instant::now();
         let result = work.await;
-        metrics::histogram!("ax_sql_seconds", "op" => op, "db" => self.db).record(start.elapsed().as_secs_f64());
+        metrics::histogram!(names::SQL.name, "op" => op, "db" => self.db).record(start.elapsed().as_secs_f64());
         result
     }
 }
@@ -86,6 +88,18 @@ impl<S: Store> Store for Measured<S> {
 
     async fn run(&self, id: RunId) -> Result<Option<(Run, Vec<Attempt>)>, StoreError> {
         self.time("run", self.inner.run(id)).await
+    }
+
+    async fn tokens(&self) -> Result<Vec<Token>, StoreError> {
+        self.time("tokens", self.inner.tokens()).await
+    }
+
+    async fn add_token(&self, token: &Token, audit: &AuditEntry) -> Result<bool, StoreError> {
+        self.time("add_token", self.inner.add_token(token, audit)).await
+    }
+
+    async fn revoke_token(&self, name: &str, audit: &AuditEntry) -> Result<bool, StoreError> {
+        self.time("revoke_token", self.inner.revoke_token(name, audit)).await
     }
 
     async fn shard(&self) -> Result<ShardState, StoreError> {

@@ -10,6 +10,7 @@ use uuid::Uuid;
 use super::columns::{TaskSearch, folded, signed, text};
 use crate::core::definitions::{AuditEntry, DefinitionView, TaskRow};
 use crate::core::run::{Attempt, Run, RunState, Signal};
+use crate::core::token::Token;
 use crate::ports::{
     Batch, DecideChange, Planned, RunFilter, ShardState, Store, StoreError, TaskFilter, TaskHistory, Watermark,
 };
@@ -29,6 +30,8 @@ struct Inner {
     attempts: BTreeMap<(RunId, u32), Attempt>,
     signals: BTreeMap<(u64, &'static str, u32, String), Signal>,
     audit: Vec<AuditEntry>,
+    /// By name; revoked ones are gone.
+    tokens: BTreeMap<String, Token>,
     led: bool,
     shard: ShardState,
 }
@@ -44,6 +47,7 @@ impl Default for Memory {
                 attempts: BTreeMap::new(),
                 signals: BTreeMap::new(),
                 audit: Vec::new(),
+                tokens: BTreeMap::new(),
                 led: false,
                 shard: ShardState {
                     epoch: 0,
@@ -244,6 +248,29 @@ impl Store for Memory {
         let inner = self.lock();
         let attempts = inner.attempts.range((id, 0)..=(id, u32::MAX)).map(|(_, attempt)| attempt.clone()).collect();
         Ok(inner.runs.get(&id).map(|run| (run.clone(), attempts)))
+    }
+
+    async fn tokens(&self) -> Result<Vec<Token>, StoreError> {
+        Ok(self.lock().tokens.values().cloned().collect())
+    }
+
+    async fn add_token(&self, token: &Token, audit: &AuditEntry) -> Result<bool, StoreError> {
+        let mut inner = self.lock();
+        if inner.tokens.contains_key(&token.name) {
+            return Ok(false);
+        }
+        inner.tokens.insert(token.name.clone(), token.clone());
+        inner.audit.push(audit.clone());
+        Ok(true)
+    }
+
+    async fn revoke_token(&self, name: &str, audit: &AuditEntry) -> Result<bool, StoreError> {
+        let mut inner = self.lock();
+        if inner.tokens.remove(name).is_none() {
+            return Ok(false);
+        }
+        inner.audit.push(audit.clone());
+        Ok(true)
     }
 
     async fn shard(&self) -> Result<ShardState, StoreError> {

@@ -48,6 +48,20 @@ pub async fn open(url: &str) -> Result<Arc<dyn Store>, StoreError> {
     }
 }
 
+/// Opens the database of a URL like [`open`], also while a node has the file of a SQLite database; answers whether one
+/// has. Only what is no business of the node's may be changed then: its tokens. A SQLite file that is not there is made
+/// only if `make`.
+///
+/// # Errors
+/// See [`open`].
+pub async fn open_beside(url: &str, make: bool) -> Result<(Arc<dyn Store>, bool), StoreError> {
+    if url.split_once(':').is_some_and(|(scheme, _)| scheme == "sqlite") {
+        let (store, beside) = Sqlite::open_beside(url, make).await?;
+        return Ok((measured::measured(store, "sqlite"), beside));
+    }
+    Ok((open(url).await?, false))
+}
+
 const KNOWN: &str = "ax knows postgres://USER@HOST/DATABASE and sqlite://PATH";
 
 /// The one shard of today.

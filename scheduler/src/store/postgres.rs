@@ -32,11 +32,12 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
 use uuid::Uuid;
 
 use super::columns::{
-    RunColumns, SignalColumns, TaskColumns, at, folded, signed, status_word, task_ids, text, unsigned,
+    RunColumns, SignalColumns, TaskColumns, TokenColumns, at, folded, signed, status_word, task_ids, text, unsigned,
 };
 use super::{SHARD, queries};
 use crate::core::definitions::{AuditEntry, DefinitionView, TaskRow};
 use crate::core::run::{Attempt, Run, Signal};
+use crate::core::token::Token;
 use crate::ports::{
     Batch, DecideChange, EventsPosition, Planned, RunFilter, ShardState, Store, StoreError, TaskFilter, TaskHistory,
     Watermark,
@@ -461,6 +462,57 @@ impl Store for Postgres {
         .await
     }
 
+    async fn tokens(&self) -> Result<Vec<Token>, StoreError> {
+        within(CALL, async {
+            let mut session = Session::open(&self.api).await?;
+            let found: Vec<TokenColumns> = sqlx::query_as(queries::TOKENS).fetch_all(session.connection()).await?;
+            session.done();
+            found.into_iter().map(TokenColumns::into_token).collect()
+        })
+        .await
+    }
+
+    async fn add_token(&self, token: &Token, audit: &AuditEntry) -> Result<bool, StoreError> {
+        within(CALL, async {
+            let mut session = Session::begin(&self.api, BEGIN).await?;
+            let added = sqlx::query(queries::ADD_TOKEN)
+                .bind(token.hash.as_slice())
+                .bind(&token.name)
+                .bind(token.role.as_str())
+                .bind(token.created_at.as_millis())
+                .bind(token.expires_at.map(Timestamp::as_millis))
+                .execute(session.connection())
+                .await?;
+            if added.rows_affected() == 0 {
+                session.rollback().await?;
+                return Ok(false);
+            }
+            rows::insert_audit(session.connection(), std::slice::from_ref(audit)).await?;
+            session.commit().await?;
+            Ok(true)
+        })
+        .await
+    }
+
+    async fn revoke_token(&self, name: &str, audit: &AuditEntry) -> Result<bool, StoreError> {
+        within(CALL, async {
+            let mut session = Session::begin(&self.api, BEGIN).await?;
+            let revoked = sqlx::query(queries::REVOKE_TOKEN)
+                .bind(name)
+                .bind(audit.at.as_millis())
+                .execute(session.connection())
+                .await?;
+            if revoked.rows_affected() == 0 {
+                session.rollback().await?;
+                return Ok(false);
+            }
+            rows::insert_audit(session.connection(), std::slice::from_ref(audit)).await?;
+            session.commit().await?;
+            Ok(true)
+        })
+        .await
+    }
+
     async fn shard(&self) -> Result<ShardState, StoreError> {
         within(LEADER, async {
             let mut session = Session::open(&self.leader).await?;
@@ -633,5 +685,16 @@ impl Store for Postgres {
             session.commit().await
         })
         .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_server_of_the_compose_file_is_new_enough() {
+        let compose = include_str!("../../../docker-compose.yml");
+        let tag = compose.split_once("image: postgres:").and_then(|(_, rest)| rest.split(['-', '.', '\n']).next());
+        let major: Option<i32> = tag.and_then(|tag| tag.parse().ok());
+        assert!(major.is_some_and(|major| major * 10_000 >= super::OLDEST), "{tag:?}");
     }
 }

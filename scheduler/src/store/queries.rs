@@ -130,3 +130,12 @@ pub(super) fn list_tasks(filter: &TaskFilter, columns: &str, label: &str, q: &st
     }
     text + " ORDER BY task_id LIMIT $6"
 }
+
+/// Every token that has not been revoked.
+pub(super) const TOKENS: &str =
+    "SELECT hash, name, role, created_at, expires_at FROM token WHERE revoked_at IS NULL ORDER BY name";
+/// Adds a token, unless there is one of that name.
+pub(super) const ADD_TOKEN: &str = "INSERT INTO token (hash, name, role, created_at, expires_at) VALUES ($1, $2, $3, $4, $5) \
+     ON CONFLICT (name) WHERE revoked_at IS NULL DO NOTHING";
+/// Revokes the token of a name.
+pub(super) const REVOKE_TOKEN: &str = "UPDATE token SET revoked_at = $2 WHERE name = $1 AND revoked_at IS NULL";

@@ -24,10 +24,13 @@ use sqlx::{AssertSqlSafe, Sqlite as Db, Transaction};
 use tokio::sync::{Mutex, MutexGuard};
 use uuid::Uuid;
 
-use super::columns::{RunColumns, SignalColumns, TaskColumns, at, folded, signed, status_word, text, unsigned};
+use super::columns::{
+    RunColumns, SignalColumns, TaskColumns, TokenColumns, at, folded, signed, status_word, text, unsigned,
+};
 use super::{SHARD, queries};
 use crate::core::definitions::{AuditEntry, DefinitionView, TaskRow};
 use crate::core::run::{Attempt, Run, Signal};
+use crate::core::token::Token;
 use crate::ports::{
     Batch, DecideChange, EventsPosition, Planned, RunFilter, ShardState, Store, StoreError, TaskFilter, TaskHistory,
     Watermark,
@@ -74,7 +77,8 @@ pub struct Sqlite {
     readers: SqlitePool,
     /// Held while a user's call waits for the writer or has it.
     turn: Mutex<()>,
-    _lock: File,
+    /// None beside a node that has the file.
+    _lock: Option<File>,
 }
 
 impl Sqlite {
@@ -84,6 +88,25 @@ impl Sqlite {
     /// See [`super::open`].
     pub async fn open(url: &str) -> Result<Self, StoreError> {
         let path = path(url)?;
+        Self::open_at(&path, true).await
+    }
+
+    /// Opens the file also while a node has it, for what is no business of the node's; answers whether one has it. A
+    /// file that is not there is made only if `make`.
+    ///
+    /// # Errors
+    /// See [`super::open`].
+    pub async fn open_beside(url: &str, make: bool) -> Result<(Self, bool), StoreError> {
+        let path = path(url)?;
+        if !make && !path.exists() {
+            return Err(StoreError::Refused(format!("there is no database {}", path.display())));
+        }
+        let store = Self::open_at(&path, false).await?;
+        let beside = store._lock.is_none();
+        Ok((store, beside))
+    }
+
+    async fn open_at(path: &Path, alone: bool) -> Result<Self, StoreError> {
         let refused = |what: &str, error: &dyn std::fmt::Display| {
             StoreError::Refused(format!("the database {} cannot be opened: {what}: {error}", path.display()))
         };
@@ -91,9 +114,17 @@ impl Sqlite {
         if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.exists()) {
             std::fs::create_dir(folder).map_err(|error| refused("its folder cannot be made", &error))?;
         }
-        let lock = lock(&path)?;
+        let lock = match lock(path)? {
+            None if alone => {
+                return Err(StoreError::Refused(format!(
+                    "the database {} is in use by another ax node; several nodes need Postgres",
+                    path.display()
+                )));
+            }
+            lock => lock,
+        };
         let options = SqliteConnectOptions::new()
-            .filename(&path)
+            .filename(path)
             .create_if_missing(true)
             .journal_mode(SqliteJournalMode::Wal)
             .synchronous(SqliteSynchronous::Full)
@@ -151,8 +182,8 @@ fn path(url: &str) -> Result<PathBuf, StoreError> {
     }
 }
 
-/// Takes the lock that says which node has the file.
-fn lock(path: &Path) -> Result<File, StoreError> {
+/// Takes the lock that says which node has the file; none when another one has it.
+fn lock(path: &Path) -> Result<Option<File>, StoreError> {
     let mut name = path.as_os_str().to_owned();
     name.push(".lock");
     let cannot = |error: std::io::Error| {
@@ -160,11 +191,8 @@ fn lock(path: &Path) -> Result<File, StoreError> {
     };
     let file = OpenOptions::new().create(true).truncate(false).write(true).open(&name).map_err(cannot)?;
     match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => Err(StoreError::Refused(format!(
-            "the database {} is in use by another ax node; several nodes need Postgres",
-            path.display()
-        ))),
+        Ok(()) => Ok(Some(file)),
+        Err(TryLockError::WouldBlock) => Ok(None),
         Err(TryLockError::Error(error)) => Err(cannot(error)),
     }
 }
@@ -326,6 +354,43 @@ impl Store for Sqlite {
         let attempts = rows::attempts(&mut view, &[id]).await?;
         view.commit().await?;
         Ok(run.map(RunColumns::into_run).transpose()?.map(|run| (run, attempts)))
+    }
+
+    async fn tokens(&self) -> Result<Vec<Token>, StoreError> {
+        let found: Vec<TokenColumns> = sqlx::query_as(queries::TOKENS).fetch_all(&self.readers).await?;
+        found.into_iter().map(TokenColumns::into_token).collect()
+    }
+
+    async fn add_token(&self, token: &Token, audit: &AuditEntry) -> Result<bool, StoreError> {
+        let (_turn, mut change) = self.change().await?;
+        let added = sqlx::query(queries::ADD_TOKEN)
+            .bind(token.hash.as_slice())
+            .bind(&token.name)
+            .bind(token.role.as_str())
+            .bind(token.created_at.as_millis())
+            .bind(token.expires_at.map(Timestamp::as_millis))
+            .execute(&mut *change)
+            .await?;
+        if added.rows_affected() == 0 {
+            change.rollback().await?;
+            return Ok(false);
+        }
+        rows::insert_audit(&mut change, std::slice::from_ref(audit)).await?;
+        change.commit().await?;
+        Ok(true)
+    }
+
+    async fn revoke_token(&self, name: &str, audit: &AuditEntry) -> Result<bool, StoreError> {
+        let (_turn, mut change) = self.change().await?;
+        let revoked =
+            sqlx::query(queries::REVOKE_TOKEN).bind(name).bind(audit.at.as_millis()).execute(&mut *change).await?;
+        if revoked.rows_affected() == 0 {
+            change.rollback().await?;
+            return Ok(false);
+        }
+        rows::insert_audit(&mut change, std::slice::from_ref(audit)).await?;
+        change.commit().await?;
+        Ok(true)
     }
 
     async fn shard(&self) -> Result<ShardState, StoreError> {

@@ -12,11 +12,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use crate::world::{World, task};
 
 #[tokio::test]
-async fn only_loopback_is_served() -> Result<()> {
-    for addr in ["0.0.0.0:0", "[::]:0", "192.0.2.1:0"] {
-        let refused = http::bind(addr.parse()?).await.err();
-        assert!(matches!(refused, Some(BindError::NotLoopback(_))), "{addr}: {refused:?}");
-    }
+async fn an_address_that_is_taken_is_told() -> Result<()> {
     let taken = http::bind("127.0.0.1:0".parse()?).await?;
     let again = http::bind(taken.local_addr()?).await.err();
     assert!(matches!(again, Some(BindError::Listen { .. })), "{again:?}");

@@ -2,9 +2,11 @@
 
 mod away;
 mod door;
+mod openapi;
 mod pages;
 mod runs;
 mod schedules;
 mod tasks;
 mod together;
+mod tokens;
 mod world;

@@ -71,6 +71,19 @@ async fn what_comes_next_is_merged_over_all_tasks() -> Result<()> {
     assert_eq!(fires(world.get(&format!("/upcoming?to={until}")).await?.is(200)).len(), 4);
     assert_eq!(fires(world.get(&format!("/upcoming?from={until}&limit=1").to_owned()).await?.is(200))[0].1, 60);
     assert_eq!(fires(world.get("/upcoming?group=h&limit=2").await?.is(200)).len(), 2);
+
+    // A short interval does not fill the answer, and that something was left out is told.
+    world.put("often", task("often", json!({"cron_expr": "EVERY 1s", "executor_group": "o"}))).await?.is(201);
+    for (query, many, more) in [
+        ("?group=o", 10, true),
+        ("?group=o&per_task=50", 50, true),
+        ("?group=o&per_task=500&limit=500&to=2026-11-30T22:01:00Z", 60, false),
+        ("?group=h&limit=500&per_task=500", 48, false),
+        ("?limit=3", 3, true),
+    ] {
+        let answer = world.get(&format!("/upcoming{query}")).await?.is(200);
+        assert_eq!((answer["fires"].as_array().unwrap().len(), &answer["more"]), (many, &json!(more)), "{query}");
+    }
     let backward = format!("/upcoming?from={until}&to={NOW}");
     assert_eq!(world.get(&backward).await?.refused(422).rules(), [("to", "range")]);
     Ok(())

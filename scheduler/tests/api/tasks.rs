@@ -1,11 +1,11 @@
 //! Definitions: what is accepted, refused, told, and written.
 
 use anyhow::Result;
-use ax_scheduler::core::run::RunState;
+use ax_scheduler::core::run::{Run, RunState};
 use ax_scheduler::ports::Bus as _;
-use ax_scheduler::ports::{RunFilter, Store as _};
+use ax_scheduler::ports::{Batch, RunFilter, Store as _, Watermark};
 use ax_shared::wire::{GroupConfig, GroupConsumer};
-use ax_shared::{Group, Queue, RunKind};
+use ax_shared::{Group, Queue, RunId, RunKind, TaskId};
 use reqwest::{Method, header};
 use serde_json::{Value, json};
 
@@ -161,7 +161,7 @@ async fn what_is_left_to_a_default_is_warned_about_or_refused() -> Result<()> {
     let strict = world.post("/apply?strict=true", bare.clone()).await?.refused(422);
     assert_eq!(strict.rules(), fields.map(|field| (field, "required")));
 
-    let strict_world = World::with(true).await?;
+    let strict_world = World::with(true, true).await?;
     strict_world.post("/apply", bare).await?.refused(422);
     strict_world.put("a", json!({"executor_group": "g"})).await?.refused(422);
     strict_world.put("a", task("a", json!({}))).await?.is(201);
@@ -230,6 +230,36 @@ async fn lists_are_filtered_and_paged() -> Result<()> {
     ] {
         assert_eq!(world.get(path).await?.refused(422).rules(), [(field, rule)], "{path}");
     }
+    Ok(())
+}
+
+/// Instants that had been planned when the task was paused have a row each; the answer counted only those after them.
+#[tokio::test]
+async fn a_resume_counts_every_skipped_instant() -> Result<()> {
+    let world = World::start().await?;
+    world.put("a", task("a", json!({"cron_expr": "EVERY 1s"}))).await?.is(201);
+    let id: TaskId = "a".parse()?;
+    let row = world.store.task(&id).await?.unwrap();
+    let epoch = world.store.shard().await?.epoch;
+    let run = |second: i64| {
+        let at = NOW.plus_millis(second * 1000);
+        row.new_run(RunId::scheduled(&id, at), RunKind::Every, at, at, NOW)
+    };
+    // Planned two seconds ahead, paused after half a second; both are judged as skipped.
+    let watermark = Watermark { until: NOW.plus_millis(2500), seen_rev: world.store.shard().await?.definitions_rev };
+    world.store.plan(epoch, &[run(1), run(2)], Some(watermark)).await?;
+    world.clock.advance(500);
+    world.call(Method::POST, "/tasks/a/pause", None).await?.is(200);
+    let skipped = |second| Run { state: RunState::Skipped, reason: Some("paused".into()), ..run(second) };
+    world.store.commit(epoch, &Batch { runs: vec![skipped(1), skipped(2)], ..Batch::default() }).await?;
+    world.clock.advance(9_500);
+    let resumed = world.call(Method::POST, "/tasks/a/resume", None).await?.is(200);
+    assert_eq!(
+        resumed["skipped"],
+        json!({"from": "2026-11-30T22:00:01.000Z", "to": "2026-11-30T22:00:10.000Z", "count": 10})
+    );
+    let again = world.call(Method::POST, "/tasks/a/resume", None).await?.is(200);
+    assert_eq!(again["skipped"], Value::Null, "what was not paused skips nothing");
     Ok(())
 }
 

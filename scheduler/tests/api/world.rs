@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use ax_scheduler::api::http;
-use ax_scheduler::api::service::{Caller, Service, Settings};
+use ax_scheduler::api::service::{Caller, Role, Service, Settings};
+use ax_scheduler::api::tokens::Tokens;
 use ax_scheduler::bus::nats::{NatsBus, NatsConfig};
 use ax_scheduler::ports::{Bus, Clock, Store};
 use ax_scheduler::store::memory::Memory;
@@ -48,6 +49,7 @@ pub(crate) struct World {
     pub(crate) bus: Arc<NatsBus>,
     pub(crate) store: Arc<Memory>,
     pub(crate) clock: Arc<TestClock>,
+    pub(crate) tokens: Arc<Tokens>,
     pub(crate) addr: std::net::SocketAddr,
     client: reqwest::Client,
     _stop: DropGuard,
@@ -94,15 +96,15 @@ pub(crate) fn service(store: Arc<dyn Store>, bus: Arc<dyn Bus>, clock: Arc<dyn C
 }
 
 pub(crate) fn caller() -> Caller {
-    Caller { actor: "test".into() }
+    Caller { actor: "test".into(), role: Role::Admin }
 }
 
 impl World {
     pub(crate) async fn start() -> Result<Self> {
-        Self::with(false).await
+        Self::with(false, true).await
     }
 
-    pub(crate) async fn with(strict: bool) -> Result<Self> {
+    pub(crate) async fn with(strict: bool, loopback: bool) -> Result<Self> {
         let nats = Nats::start().await?;
         let bus = NatsBus::connect(NatsConfig::new(nats.url())).await?;
         bus.prepare(Uuid::now_v7()).await?;
@@ -114,10 +116,12 @@ impl World {
         let stop = CancellationToken::new();
         let listener = http::bind("127.0.0.1:0".parse()?).await?;
         let addr = listener.local_addr()?;
-        let router = http::router(service, METRICS.clone(), stop.clone());
+        let tokens = Arc::new(Tokens::read(store.clone(), clock.clone()).await?);
+        let access = http::Access { tokens: tokens.clone(), loopback };
+        let router = http::router(service, access, METRICS.clone(), stop.clone());
         tokio::spawn(http::serve(listener, router, stop.clone()));
         let client = reqwest::Client::builder().no_proxy().build()?;
-        Ok(Self { nats, bus, store, clock, addr, client, _stop: stop.drop_guard() })
+        Ok(Self { nats, bus, store, clock, tokens, addr, client, _stop: stop.drop_guard() })
     }
 
     /// A request under `/api/v1`.
@@ -163,6 +167,28 @@ impl World {
     pub(crate) async fn page(&self, path: &str) -> Result<(StatusCode, String)> {
         let response = self.client.get(format!("http://{}{path}", self.addr)).send().await?;
         Ok((response.status(), response.text().await?))
+    }
+
+    /// The text of a page that is asked for with headers.
+    pub(crate) async fn page_with(&self, path: &str, headers: &[(&str, &str)]) -> Result<(StatusCode, String)> {
+        let mut request = self.client.get(format!("http://{}{path}", self.addr));
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let response = request.send().await?;
+        Ok((response.status(), response.text().await?))
+    }
+
+    /// Submits a form as a browser does, without following where it leads.
+    pub(crate) async fn submit(&self, path: &str, form: String, headers: &[(&str, &str)]) -> Result<Answer> {
+        let client = reqwest::Client::builder().no_proxy().redirect(reqwest::redirect::Policy::none()).build()?;
+        let mut request = client.post(format!("http://{}{path}", self.addr)).body(form);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let response = request.header("Content-Type", "application/x-www-form-urlencoded").send().await?;
+        let (status, headers) = (response.status(), response.headers().clone());
+        Ok(Answer { status, headers, body: Value::String(response.text().await?) })
     }
 
     /// Sends bytes as they are and answers what comes back: status and everything after the head.

@@ -280,6 +280,29 @@ fn a_released_attempt_is_not_counted() {
     assert_eq!((r.state, r.attempt, r.max_attempts), (RunState::Succeeded, 2, 2));
 }
 
+/// What a worker took for the last attempt was not: the one that was handed back before does not count.
+#[test]
+fn a_released_attempt_costs_no_retry_when_the_last_delivery_fails() {
+    let (mut world, run) = one(json!({"max_retry": 1, "retry_backoff": {"initial_ms": 0, "jitter_ms": 0}}));
+    world.event("released", &run, 1100, json!({"reason": "stopping"}));
+    world.server(NAK, 1, 1, 1101);
+    world.event("failed", &run, 1200, json!({"attempt": 2, "error": "no"}));
+    world.server(TERM, 1, 2, 1201);
+    world.flush();
+    world.run_until(1300);
+    assert_eq!(world.sent.len(), 2, "a retry is left");
+    world.event("failed", &run, 1400, json!({"attempt": 3, "error": "no"}));
+    world.server(TERM, 2, 1, 1401);
+    let r = world.run(run.run_id);
+    assert_eq!((r.state, r.attempt, r.max_attempts), (RunState::Failed, 3, 3));
+
+    // A worker that ends the message earlier means it.
+    let (mut world, run) = one(json!({"max_retry": 5}));
+    world.event("failed", &run, 1200, json!({"error": "no"}));
+    world.server(TERM, 1, 1, 1201);
+    assert_eq!(world.run(run.run_id).state, RunState::Failed);
+}
+
 #[test]
 fn late_outcomes_of_superseded_attempts_and_of_final_runs_change_nothing() {
     let (mut world, run) = one(json!({"max_retry": 2}));

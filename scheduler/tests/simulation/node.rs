@@ -7,6 +7,7 @@ use std::time::Duration;
 use ax_scheduler::api::service::{Service, Settings as ApiSettings};
 use ax_scheduler::loops::lead::{self, Candidate};
 use ax_scheduler::loops::{Context, Settings};
+use ax_scheduler::telemetry::Traces;
 use ax_shared::Prefix;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -43,6 +44,7 @@ impl Node {
             prefix: Prefix::default(),
             settings,
             epoch: Arc::new(AtomicU64::new(0)),
+            traces: Traces::default(),
         };
         let candidate = Candidate {
             node_id: name.to_owned(),

@@ -7,6 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use ax_scheduler::core::definitions::{AuditEntry, DefinitionView, TaskRow};
 use ax_scheduler::core::run::{Attempt, Run, Signal};
+use ax_scheduler::core::token::Token;
 use ax_scheduler::ports::{
     Batch, Bus, BusError, Clock, ConsumerState, DecideChange, Guard, Hint, LeaderAnswer, LeaseEntry, LeaseValue,
     LeaseWrite, NodeInfo, Outgoing, Planned, PubAck, PublishError, Publisher, RunFilter, ShardState, Store, StoreError,
@@ -70,6 +71,15 @@ impl Store for SimStore {
             Some(write)
         });
         self.0.sql("change_definitions", self.inner().change_definitions(ids, decide)).await
+    }
+    async fn tokens(&self) -> Result<Vec<Token>, StoreError> {
+        self.0.sql("tokens", self.inner().tokens()).await
+    }
+    async fn add_token(&self, token: &Token, audit: &AuditEntry) -> Result<bool, StoreError> {
+        self.0.sql("add_token", self.inner().add_token(token, audit)).await
+    }
+    async fn revoke_token(&self, name: &str, audit: &AuditEntry) -> Result<bool, StoreError> {
+        self.0.sql("revoke_token", self.inner().revoke_token(name, audit)).await
     }
     async fn task(&self, id: &TaskId) -> Result<Option<TaskRow>, StoreError> {
         self.0.sql("task", self.inner().task(id)).await

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ax_scheduler::api::service::{ApplyOptions, Caller, Expected};
+use ax_scheduler::api::service::{ApplyOptions, Caller, Expected, Role};
 use ax_scheduler::bus::memory::Fate;
 use ax_scheduler::core::run::Run;
 use ax_scheduler::ports::Clock as _;
@@ -622,5 +622,5 @@ impl Simulation {
 }
 
 fn caller() -> Caller {
-    Caller { actor: "simulation".into() }
+    Caller { actor: "simulation".into(), role: Role::Admin }
 }

@@ -2,267 +2,276 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use async_nats::jetstream::AckKind;
-use async_nats::{HeaderMap, Message, Subject};
-use ax_shared::wire::EventBody;
-use ax_shared::{RunId, Timestamp};
-use serde_json::Value;
+use async_nats::{HeaderMap, Message};
+use ax_shared::RunId;
+use ax_shared::subjects::header;
+use ax_shared::wire::WIRE_VERSION;
 use tokio_util::sync::CancellationToken;
 
+use super::attempt::{self, End, STOP_WITHIN, Stops};
 use super::capacity::Slot;
+use super::hold::Hold;
 use super::outbox::Earlier;
+use super::outcome::{self, Answer, Outcome, Span};
+use super::trigger::{Trigger, deliveries};
 use super::{ANSWER_WITHIN, Shared};
 use crate::Failure;
-use crate::job::{Job, Trigger};
-use crate::worker::Run;
+use crate::clock::{self, Boot};
+use crate::context::Attempt;
+use crate::handler::Run;
 
-/// How long a handler may take to stop by itself before it is dropped. With an ack deadline two seconds past the
-/// timeout, as much is left to tell the outcome.
-const STOP_WITHIN: Duration = Duration::from_secs(1);
-/// Wait before a run that this worker cannot execute is delivered again, perhaps to another.
-const UNKNOWN_HANDLER_AFTER: Duration = Duration::from_secs(5);
-/// Attempts after which nobody is expected to know the handler any more.
-const UNKNOWN_HANDLER_ATTEMPTS: u32 = 10;
-/// Wait before a run is delivered again of which nobody could say whether it has succeeded.
+/// Wait before a run is delivered again of which nobody could say whether it has succeeded, or which could not be read.
 const DOUBT_AFTER: Duration = Duration::from_secs(5);
-
-/// How an attempt ended.
-enum End {
-    Succeeded(Value),
-    Failed(Failure),
-    Cancelled,
-    /// The worker stops.
-    Released,
-}
 
 /// A message that was delivered to this worker.
 pub(super) struct Delivery {
-    pub(super) headers: HeaderMap,
-    pub(super) payload: bytes::Bytes,
-    pub(super) ack: Option<Subject>,
-    pub(super) deliveries: u32,
+    headers: HeaderMap,
+    payload: bytes::Bytes,
+    deliveries: u32,
+    hold: Hold,
 }
 
 impl Delivery {
-    pub(super) fn of(message: Message) -> Self {
-        let deliveries = message.reply.as_deref().and_then(deliveries).unwrap_or(1);
-        let headers = message.headers.unwrap_or_default();
-        Self { headers, payload: message.payload, ack: message.reply, deliveries }
+    /// The answer to a pull that was sent at `asked`.
+    pub(super) fn of(message: Message, asked: Boot, ack_wait: Duration) -> Self {
+        Self {
+            deliveries: message.reply.as_deref().and_then(deliveries).unwrap_or(1),
+            headers: message.headers.unwrap_or_default(),
+            payload: message.payload,
+            hold: Hold::new(message.reply, asked, ack_wait),
+        }
     }
 }
 
-/// Reads the number of deliveries out of
-/// `$JS.ACK.[<domain>.<account>.]<stream>.<consumer>.<deliveries>.<seq>.<delivery>.<nanoseconds>.<pending>`.
-fn deliveries(reply: &str) -> Option<u32> {
-    let rest = reply.strip_prefix("$JS.ACK.")?;
-    let before = if rest.split('.').count() == 7 { 2 } else { 4 };
-    rest.split('.').nth(before)?.parse().ok()
+/// What is known about a run that this worker executes.
+#[derive(Debug, Clone)]
+pub(super) struct Entry {
+    /// Tells attempts of one run apart.
+    number: u64,
+    pub(super) cancel: CancellationToken,
+    supersede: CancellationToken,
+    /// Cancelled when its handler has stopped.
+    stopped: CancellationToken,
 }
 
 /// Entry in the list of what runs, removed when dropped.
 struct Running {
     shared: Arc<Shared>,
     run_id: RunId,
+    entry: Entry,
 }
 
 impl Running {
-    fn enter(shared: &Arc<Shared>, run_id: RunId, cancel: CancellationToken) -> Self {
-        shared.running().insert(run_id, cancel);
-        Self { shared: shared.clone(), run_id }
+    /// Enters a run, unless an earlier attempt of it is still listed: that one is answered.
+    fn enter(shared: &Arc<Shared>, run_id: RunId) -> Result<Self, Entry> {
+        let mut running = shared.running();
+        if let Some(earlier) = running.get(&run_id) {
+            return Err(earlier.clone());
+        }
+        let number = shared.attempts.fetch_add(1, Ordering::Relaxed);
+        let token = CancellationToken::new;
+        let entry = Entry { number, cancel: token(), supersede: token(), stopped: token() };
+        running.insert(run_id, entry.clone());
+        drop(running);
+        Ok(Self { shared: shared.clone(), run_id, entry })
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.shared.running().remove(&self.run_id);
+        let mut running = self.shared.running();
+        if running.get(&self.run_id).is_some_and(|there| there.number == self.entry.number) {
+            running.remove(&self.run_id);
+        }
+        drop(running);
+        self.entry.stopped.cancel();
     }
 }
 
 pub(super) async fn execute(shared: Arc<Shared>, delivery: Delivery, mut slot: Slot) {
-    let received = Instant::now();
-    let ack = delivery.ack.as_ref();
+    let hold = &delivery.hold;
+    if !hold.is_ours() {
+        // This process was frozen with an open pull: somebody else has the message by now.
+        return tracing::warn!("a message was received after its ack deadline; it is left to others");
+    }
     let trigger = match Trigger::read(&delivery.headers, &delivery.payload, delivery.deliveries, &shared.group) {
         Ok(trigger) => trigger,
         Err(error) => {
-            tracing::warn!(%error, "a message is not a trigger and is ended");
-            return shared.answer(ack, AckKind::Term).await;
+            let later = delivery.headers.get(header::VERSION).is_some_and(|v| v.as_str() != WIRE_VERSION.to_string());
+            tracing::warn!(error, "a message cannot be read as a trigger");
+            let answer = if later { AckKind::Nak(Some(DOUBT_AFTER)) } else { AckKind::Term };
+            return shared.answer(hold, answer).await;
         }
     };
     slot.shrink(trigger.weight);
-    let job = &trigger.job;
-    let run = job.address();
-    let cancel = CancellationToken::new();
-    let _running = Running::enter(&shared, job.run_id, cancel.clone());
+    log(&trigger, "received", None);
+    let Some(running) = enter(&shared, &trigger, hold).await else { return };
 
     let highest = shared.epoch.fetch_max(trigger.epoch, Ordering::Relaxed);
     if delivery.deliveries > 1 || trigger.republished || trigger.epoch < highest {
-        match shared.earlier_success(&run).await {
+        match shared.earlier_success(&trigger.facts.run).await {
             Earlier::None => {}
             Earlier::Success(told) => {
                 // Its first telling may have been lost with a stream, or never been read: told again as it was.
-                if shared.insist("succeeded", &run, &told, ack).await {
-                    shared.answer(ack, AckKind::Ack).await;
+                log(&trigger, "finished", Some("succeeded before"));
+                let attempt = told.attempt;
+                let Ok(told) = serde_json::to_vec(&told) else { return };
+                if shared.insist("succeeded", &trigger.facts.run, attempt, told, hold).await {
+                    shared.answer(hold, AckKind::Ack).await;
                 }
                 return;
             }
-            Earlier::Unknown => return shared.answer(ack, AckKind::Nak(Some(DOUBT_AFTER))).await,
+            Earlier::Unknown => return shared.answer(hold, AckKind::Nak(Some(DOUBT_AFTER))).await,
         }
     }
 
-    let Some(handler) = shared.handlers.get(&job.handler).cloned() else {
-        return refuse(&shared, &trigger, &delivery).await;
-    };
-
-    let mut event = EventBody::new(job.run_id, job.attempt);
-    event.worker_id = Some(shared.worker_id.clone());
-    let started_at = now();
-    event.at = Some(started_at);
-    let started = serde_json::to_vec(&event).unwrap_or_default();
-    tracing::info!(run_id = %job.run_id, task_id = %job.task_id, attempt = job.attempt, "run started");
-    // Told beside the work, which does not wait for it; but confirmed or lost before the outcome is told.
-    let (_, end) = tokio::join!(
-        shared.tell("started", &run, job.attempt, started.into()),
-        attempt(&shared, handler, job.clone(), &cancel)
-    );
-    event.at = None;
-    let finished_at = now();
-    if received.elapsed() + ANSWER_WITHIN >= job.timeout {
-        // The deadline is near, and the outcome is not told yet.
-        shared.hold(ack).await;
-    }
-    let (kind, answer) = match end {
-        End::Succeeded(result) => match shared.result(&run, result).await {
-            Ok(result) => {
-                (event.started_at, event.finished_at) = (Some(started_at), Some(finished_at));
-                event.result = Some(result);
-                ("succeeded", AckKind::Ack)
+    let outcome = match shared.handlers.get(&trigger.facts.handler) {
+        _ if trigger.version != WIRE_VERSION => {
+            let why = format!("this worker does not know version {} of the wire format", trigger.version);
+            Some(Outcome::refused(&trigger, &shared.worker_id, "version", why, clock::wall()))
+        }
+        None => {
+            let why = format!("this worker has no handler {}", trigger.facts.handler);
+            Some(Outcome::refused(&trigger, &shared.worker_id, "unknown_handler", why, clock::wall()))
+        }
+        Some(handler) => match trigger.start_deadline {
+            Some(deadline) if clock::wall() > deadline => {
+                Some(Outcome::expired(&trigger, &shared.worker_id, deadline, clock::wall()))
             }
-            Err(why) => {
-                let failure = Failure::retry(format!("the result cannot be stored: {why}"));
-                failed(&trigger, &mut event, failure, finished_at)
+            _ => {
+                let (outcome, still) = work(&shared, &trigger, handler, &running, hold).await;
+                if let Some(still) = still {
+                    tracing::warn!(
+                        run_id = %trigger.facts.run.run_id, task_id = %trigger.facts.run.task_id,
+                        "a handler does not stop: it blocks its thread; its place stays taken until it does"
+                    );
+                    tokio::spawn(async move {
+                        let _ = still.await;
+                        drop((running, slot));
+                    });
+                }
+                outcome
             }
         },
-        End::Failed(failure) => failed(&trigger, &mut event, failure, finished_at),
-        End::Cancelled => {
-            event.at = Some(finished_at);
-            ("cancelled", AckKind::Term)
-        }
-        End::Released => {
-            event.reason = Some("the worker stops".into());
-            ("released", AckKind::Nak(None))
-        }
     };
-    tracing::info!(run_id = %job.run_id, task_id = %job.task_id, attempt = job.attempt, outcome = kind, "run ended");
-    if shared.insist(kind, &run, &event, ack).await {
-        shared.answer(ack, answer).await;
+    let told = outcome.as_ref().map_or("superseded", |outcome| outcome.kind);
+    log(&trigger, "finished", Some(told));
+    if let Some(outcome) = outcome {
+        conclude(&shared, &trigger, &outcome, hold).await;
     }
 }
 
-/// Fills in a `failed` event and says how the message is answered: another attempt, or none.
-fn failed(trigger: &Trigger, event: &mut EventBody, failure: Failure, at: Timestamp) -> (&'static str, AckKind) {
-    let job = &trigger.job;
-    event.finished_at = Some(at);
-    event.error = Some(failure.error);
-    event.retry = Some(failure.retry);
-    event.retry_after_ms = failure.retry_after.map(|wait| u64::try_from(wait.as_millis()).unwrap_or(u64::MAX));
-    if !failure.retry || job.attempt >= job.max_attempts {
-        return ("failed", AckKind::Term);
+/// Enters the run in the list of what runs. An earlier attempt of it in this very worker, whose message has been given to
+/// it again, is stopped first; one that does not stop keeps the new one waiting.
+async fn enter(shared: &Arc<Shared>, trigger: &Trigger, hold: &Hold) -> Option<Running> {
+    let run_id = trigger.facts.run.run_id;
+    for _ in 0..2 {
+        match Running::enter(shared, run_id) {
+            Ok(running) => return Some(running),
+            Err(earlier) => {
+                earlier.supersede.cancel();
+                let _ = tokio::time::timeout(2 * STOP_WITHIN, earlier.stopped.cancelled()).await;
+            }
+        }
     }
-    let wait =
-        failure.retry_after.unwrap_or_else(|| Duration::from_millis(trigger.backoff.delay_ms(job.attempt, random())));
-    ("failed", AckKind::Nak(Some(wait)))
+    let why = "an earlier attempt in this worker has not stopped yet".to_owned();
+    let outcome = Outcome::released(trigger, &shared.worker_id, why, DOUBT_AFTER);
+    conclude(shared, trigger, &outcome, hold).await;
+    None
 }
 
-/// Hands back a run whose handler this worker does not have; after many deliveries it is ended.
-async fn refuse(shared: &Shared, trigger: &Trigger, delivery: &Delivery) {
-    let job = &trigger.job;
-    let mut event = EventBody::new(job.run_id, job.attempt);
-    event.worker_id = Some(shared.worker_id.clone());
-    let why = format!("this worker has no handler {}", job.handler);
-    tracing::warn!(run_id = %job.run_id, task_id = %job.task_id, handler = %job.handler, "no such handler");
-    let (kind, answer) = if job.attempt < UNKNOWN_HANDLER_ATTEMPTS {
-        event.reason = Some(why);
-        ("released", AckKind::Nak(Some(UNKNOWN_HANDLER_AFTER)))
-    } else {
-        let failure = Failure::give_up(why).of_kind("unknown_handler");
-        failed(trigger, &mut event, failure, now())
+/// Lets the handler work. Answers what to tell, and the handler if it does not stop.
+async fn work(
+    shared: &Arc<Shared>,
+    trigger: &Trigger,
+    handler: &Run,
+    running: &Running,
+    hold: &Hold,
+) -> (Option<Outcome>, Option<attempt::Still>) {
+    let facts = &trigger.facts;
+    let started = outcome::started(trigger, &shared.worker_id, clock::wall());
+    let started = serde_json::to_vec(&started).unwrap_or_default();
+    let span = trigger.parent.span(facts, &shared.worker_id);
+    log(trigger, "started", None);
+    let stops = Stops {
+        cancel: running.entry.cancel.clone(),
+        release: shared.release.clone(),
+        supersede: running.entry.supersede.clone(),
     };
-    let ack = delivery.ack.as_ref();
-    if shared.insist(kind, &job.address(), &event, ack).await {
-        shared.answer(ack, answer).await;
-    }
-}
-
-/// Runs the handler under its timeout.
-async fn attempt(shared: &Shared, handler: Run, job: Job, cancel: &CancellationToken) -> End {
-    let timeout = job.timeout;
-    let flag = job.cancelled.clone();
-    // A task of its own: a panic ends it alone.
-    let mut task = tokio::spawn(async move { handler(job).await });
-    let why = tokio::select! {
-        biased;
-        ended = &mut task => return finished(ended),
-        () = tokio::time::sleep(timeout) => {
-            End::Failed(Failure::retry(format!("no result within {} ms", timeout.as_millis())).of_kind("timeout"))
+    let (attempt, aside) = Attempt::begin(facts.clone(), shared.fetch.clone());
+    let over = CancellationToken::new();
+    // `started` is told beside the work, which does not wait for it; but it is confirmed or lost before the outcome is
+    // told, and so are log lines and progress.
+    let (_, (), ended) = tokio::join!(
+        shared.tell("started", &facts.run, facts.attempt, started.into()),
+        shared.tell_aside(trigger, &attempt, aside, &over),
+        async {
+            let payload = trigger.payload.clone();
+            let stopping = hold.extend(shared);
+            let made = attempt::make(&shared.runtime, handler, attempt.clone(), payload, span, &stops, stopping).await;
+            over.cancel();
+            made
         }
-        () = cancel.cancelled() => End::Cancelled,
-        () = shared.release.cancelled() => End::Released,
+    );
+    let times = Span { started_at: ended.started_at, finished_at: ended.finished_at };
+    let end = match ended.end {
+        End::Succeeded(result) => {
+            if !hold.lasts(2 * ANSWER_WITHIN) {
+                hold.extend(shared).await;
+            }
+            match shared.result(&facts.run, result, hold).await {
+                Ok(result) => End::Succeeded(result),
+                Err(why) => End::Failed(Failure::retry(format!("the result cannot be stored: {why}"))),
+            }
+        }
+        end => end,
     };
-    flag.cancel();
-    if let Ok(ended) = tokio::time::timeout(STOP_WITHIN, &mut task).await {
-        // What it did in its last moment counts only if it is a success, and not after its time.
-        if let (End::Released | End::Cancelled, end @ End::Succeeded(_)) = (&why, finished(ended)) {
-            return end;
-        }
-        return why;
-    }
-    task.abort();
-    // Until it is dropped it may still act; a handler that never awaits cannot be stopped.
-    if tokio::time::timeout(STOP_WITHIN, task).await.is_err() {
-        tracing::warn!("a handler does not stop: it blocks its thread");
-    }
-    why
+    (Outcome::of(trigger, &shared.worker_id, end, times, random()), ended.still)
 }
 
-fn finished(ended: Result<Result<Value, Failure>, tokio::task::JoinError>) -> End {
-    match ended {
-        Ok(Ok(result)) => End::Succeeded(result),
-        Ok(Err(failure)) => End::Failed(failure),
-        Err(error) => {
-            let why = match error.try_into_panic() {
-                Ok(panic) => panic
-                    .downcast_ref::<&str>()
-                    .map(|text| (*text).to_owned())
-                    .or_else(|| panic.downcast_ref::<String>().cloned())
-                    .unwrap_or_default(),
-                Err(error) => error.to_string(),
-            };
-            End::Failed(Failure::retry(why).of_kind("panic"))
-        }
+/// Tells an outcome and answers the message.
+async fn conclude(shared: &Shared, trigger: &Trigger, outcome: &Outcome, hold: &Hold) {
+    let facts = &trigger.facts;
+    let success = outcome.kind == "succeeded";
+    if !success && !hold.is_ours() {
+        // Somebody else makes the next attempt already.
+        return tracing::warn!(
+            run_id = %facts.run.run_id, task_id = %facts.run.task_id, attempt = facts.attempt, outcome = outcome.kind,
+            "the ack deadline has passed: nothing is told about this attempt"
+        );
     }
+    if !hold.lasts(ANSWER_WITHIN) {
+        hold.extend(shared).await;
+    }
+    if !shared.insist(outcome.kind, &facts.run, facts.attempt, outcome.bytes(), hold).await {
+        return;
+    }
+    if outcome.kind == "failed" {
+        shared.pause_pulling();
+    }
+    let answer = match outcome.answer {
+        Answer::Ack => AckKind::Ack,
+        Answer::Nak(wait) => AckKind::Nak(Some(wait).filter(|wait| !wait.is_zero())),
+        Answer::Term => AckKind::Term,
+    };
+    shared.answer(hold, answer).await;
 }
 
-fn now() -> Timestamp {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Timestamp::from_millis(i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
+/// One of the three lines that every attempt writes.
+fn log(trigger: &Trigger, what: &'static str, outcome: Option<&str>) {
+    let facts = &trigger.facts;
+    tracing::info!(
+        run_id = %facts.run.run_id, task_id = %facts.run.task_id, attempt = facts.attempt,
+        trace_id = trigger.parent.trace_id, span_id = trigger.parent.span_id, outcome,
+        "{what}"
+    );
 }
 
-/// 0.0..1.0, from the random half of a fresh UUID.
+/// 0.0..=1.0, from the random half of a fresh UUID.
 fn random() -> f64 {
     let bits = uuid::Uuid::now_v7().as_u128() as u32;
     f64::from(bits) / f64::from(u32::MAX)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn deliveries_are_read_from_both_forms_of_a_reply_subject() {
-        assert_eq!(deliveries("$JS.ACK.AX_TRIGGERS.c.3.42.7.1790000000123456789.0"), Some(3));
-        assert_eq!(deliveries("$JS.ACK._.hash.AX_TRIGGERS.c.3.42.7.1790000000123456789.0.x"), Some(3));
-        assert_eq!(deliveries("_INBOX.x"), None);
-    }
 }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::StatusCode;
+use ax_shared::Profile;
 use ax_shared::wire::{GroupConfig, GroupConsumer};
 use futures::StreamExt;
 use futures::future::BoxFuture;
@@ -21,6 +22,7 @@ use tokio_util::task::TaskTracker;
 use super::capacity::Slot;
 use super::execute::{Delivery, execute};
 use super::{ANSWER_WITHIN, Shared};
+use crate::clock::Boot;
 
 /// How long an empty consumer is waited on. Stopping waits for open pulls, so that none takes a message to its grave.
 const WAIT: Duration = Duration::from_secs(1);
@@ -65,9 +67,15 @@ pub(super) async fn pull(
 ) {
     let mut sources: VecDeque<Source> = VecDeque::new();
     let mut open: FuturesUnordered<BoxFuture<'static, Pulled>> = FuturesUnordered::new();
+    let pause = shared.pause.subscribe();
     refresh(&mut sources, &consumers.borrow_and_update());
     while !shutdown.is_cancelled() {
-        start(shared, &mut sources, &mut open, runs);
+        // A run of this worker has just failed: others come first.
+        let pause = *pause.borrow();
+        let paused = tokio::time::Instant::now() < pause;
+        if !paused {
+            start(shared, &mut sources, &mut open, runs);
+        }
         tokio::select! {
             biased;
             () = shutdown.cancelled() => break,
@@ -78,6 +86,7 @@ pub(super) async fn pull(
                 refresh(&mut sources, &consumers.borrow_and_update());
             }
             Some(pulled) = open.next() => note(&mut sources, &pulled),
+            () = tokio::time::sleep_until(pause), if paused => {}
             () = shared.capacity.freed() => {}
         }
     }
@@ -145,7 +154,7 @@ fn start(
                 _ => None,
             };
             source.mood = Mood::Open;
-            open.push(Box::pin(fetch(shared.clone(), source.consumer.name.clone(), slots, wait, runs.clone())));
+            open.push(Box::pin(fetch(shared.clone(), source.consumer.clone(), slots, wait, runs.clone())));
             served.push_back(source);
         }
         // Whoever had a turn goes behind those that had none.
@@ -157,11 +166,13 @@ fn start(
 /// One pull: a message for each slot at most. Executions begin as the messages come.
 async fn fetch(
     shared: Arc<Shared>,
-    name: String,
+    consumer: GroupConsumer,
     slots: Vec<Slot>,
     wait: Option<Duration>,
     runs: TaskTracker,
 ) -> Pulled {
+    let name = consumer.name;
+    let ack_wait = ack_wait(&consumer.profile);
     let waited = wait.is_some();
     let batch = slots.len();
     let mut slots = slots.into_iter();
@@ -172,6 +183,7 @@ async fn fetch(
         None => json!({ "batch": batch, "no_wait": true }),
     };
     let inbox = shared.client.new_inbox();
+    let asked = Boot::now();
     let opened = async {
         let messages = shared.client.subscribe(inbox.clone()).await.ok()?;
         shared.client.publish_with_reply(subject, inbox.clone(), body.to_string().into()).await.ok()?;
@@ -187,7 +199,7 @@ async fn fetch(
                     let Some(slot) = slots.next() else { break };
                     some = true;
                     answered = true;
-                    runs.spawn(execute(shared.clone(), Delivery::of(message), slot));
+                    runs.spawn(execute(shared.clone(), Delivery::of(message, asked, ack_wait), slot));
                 }
                 // Shows that the pull is alive; it is short enough without.
                 Some(StatusCode::IDLE_HEARTBEAT) => {}
@@ -205,4 +217,10 @@ async fn fetch(
         tokio::time::sleep(UNANSWERED).await;
     }
     Pulled { name, some, waited }
+}
+
+/// The ack deadline of a consumer with this profile; that of the shortest profile when it is not understood.
+fn ack_wait(profile: &str) -> Duration {
+    let profile = Profile::parse(profile).unwrap_or_else(|| Profile::of(1, 0));
+    Duration::from_secs(profile.ack_wait_s().into())
 }

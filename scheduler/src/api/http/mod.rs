@@ -1,10 +1,10 @@
 //! The HTTP door: routes, problem documents, and nothing else.
 //!
-//! There are no tokens yet, so only loopback addresses may be bound, and requests that a page of another site made the
-//! user's browser send are refused.
+//! Without tokens only loopback addresses may be served. Requests that a page of another site made the user's browser
+//! send are refused in any case.
 
 mod api;
-mod guard;
+pub(crate) mod guard;
 mod problem;
 mod request;
 
@@ -21,14 +21,15 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use self::problem::{HttpError, log};
+pub(crate) use self::problem::{HttpError, challenge};
 pub(crate) use self::request::Params;
 use super::ApiError;
+pub use super::operation::MAX_BODY_BYTES;
+use super::operation::{SPECIALS, Special};
 use super::service::Service;
+use super::tokens::Tokens;
 use crate::dashboard;
 
-/// The largest body of a request, in bytes.
-pub const MAX_BODY_BYTES: usize = 16 * 1024 * 1024;
 /// How long connections that are busy may go on after a shutdown began.
 const DRAIN: Duration = Duration::from_secs(5);
 
@@ -36,8 +37,18 @@ const DRAIN: Duration = Duration::from_secs(5);
 #[derive(Clone)]
 pub(crate) struct Door {
     pub(crate) service: Arc<Service>,
+    pub(crate) access: Access,
     metrics: Option<PrometheusHandle>,
     shutdown: CancellationToken,
+}
+
+/// Who is served.
+#[derive(Clone)]
+pub struct Access {
+    /// Those who show one of these.
+    pub tokens: Arc<Tokens>,
+    /// Whether only this machine can connect: then, while there are no tokens, whoever does.
+    pub loopback: bool,
 }
 
 /// Why the HTTP address cannot be served.
@@ -45,8 +56,8 @@ pub(crate) struct Door {
 pub enum BindError {
     /// Anybody who reaches the port could change tasks.
     #[error(
-        "{0} is not a loopback address: without tokens, which this version does not have yet, only loopback may be \
-         served; use 127.0.0.1 and, from elsewhere, a tunnel such as `ssh -L 8420:127.0.0.1:8420`"
+        "{0} is not a loopback address, and without tokens only loopback may be served: make a token first, with \
+         `ax token create NAME --role admin` on the same AX_DATABASE_URL, or use 127.0.0.1"
     )]
     NotLoopback(SocketAddr),
     /// Taken, or not allowed.
@@ -63,26 +74,44 @@ pub enum BindError {
 /// Opens the port.
 ///
 /// # Errors
-/// The address is not loopback, is taken, or is not allowed.
+/// The address is taken or is not allowed.
 pub async fn bind(addr: SocketAddr) -> Result<TcpListener, BindError> {
-    if !addr.ip().is_loopback() {
-        return Err(BindError::NotLoopback(addr));
-    }
     TcpListener::bind(addr).await.map_err(|source| BindError::Listen { addr, source })
 }
 
+/// Decides whether an address may be served.
+///
+/// # Errors
+/// It is not loopback, and there are no tokens.
+pub fn admit(addr: SocketAddr, tokens: Arc<Tokens>) -> Result<Access, BindError> {
+    let loopback = addr.ip().is_loopback();
+    if loopback || tokens.any() { Ok(Access { tokens, loopback }) } else { Err(BindError::NotLoopback(addr)) }
+}
+
 /// All routes: the API under `/api/v1`, health and metrics, and the pages for people. Live streams end with `shutdown`.
-pub fn router(service: Arc<Service>, metrics: Option<PrometheusHandle>, shutdown: CancellationToken) -> Router {
-    Router::new()
-        .nest("/api/v1", api::routes())
-        .merge(dashboard::routes())
-        .route("/healthz", get(healthz))
-        .route("/readyz", get(readyz))
-        .route("/metrics", get(metrics_text))
+pub fn router(
+    service: Arc<Service>,
+    access: Access,
+    metrics: Option<PrometheusHandle>,
+    shutdown: CancellationToken,
+) -> Router {
+    let door = Door { service, access, metrics, shutdown };
+    let mut router = Router::new().nest("/api/v1", api::routes()).merge(dashboard::routes());
+    for special in SPECIALS {
+        let answer = match special.special {
+            Special::Events => get(api::events),
+            Special::OpenApi => get(api::openapi),
+            Special::Healthz => get(healthz),
+            Special::Readyz => get(readyz),
+            Special::Metrics => get(metrics_text),
+        };
+        router = router.route(special.path, answer);
+    }
+    router
         .fallback(guard::no_such_address)
         .method_not_allowed_fallback(guard::method_not_allowed)
-        .layer(middleware::from_fn(guard::guard))
-        .with_state(Door { service, metrics, shutdown })
+        .layer(middleware::from_fn_with_state(door.clone(), guard::guard))
+        .with_state(door)
 }
 
 /// Serves until `shutdown`, then lets busy connections end for a few seconds.
@@ -117,6 +146,6 @@ async fn readyz(State(door): State<Door>) -> Response {
 
 /// Metrics in Prometheus' text format.
 async fn metrics_text(State(door): State<Door>) -> Response {
-    let text = door.metrics.map(|handle| handle.render()).unwrap_or_default();
+    let text = door.metrics.as_ref().map(crate::metrics::render).unwrap_or_default();
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }

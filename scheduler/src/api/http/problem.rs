@@ -5,7 +5,7 @@ use axum::response::{IntoResponse, Response};
 
 use crate::api::ApiError;
 
-/// A refusal on its way out. Whatever is behind ax or inside of it is logged with its cause, which is not told.
+/// A refusal on its way out.
 #[derive(Debug)]
 pub(crate) struct HttpError(pub(crate) ApiError);
 
@@ -17,11 +17,14 @@ impl<E: Into<ApiError>> From<E> for HttpError {
 
 impl IntoResponse for HttpError {
     fn into_response(self) -> Response {
-        log(&self.0);
+        self.0.log();
         let problem = self.0.problem();
         let status = StatusCode::from_u16(problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let body = serde_json::to_vec(&problem).unwrap_or_default();
         let mut response = (status, [(header::CONTENT_TYPE, "application/problem+json")], body).into_response();
+        if let ApiError::Unauthorized { shown, .. } = &self.0 {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, challenge(*shown));
+        }
         if let Some(seconds) = self.0.retry_after_s() {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
@@ -29,14 +32,7 @@ impl IntoResponse for HttpError {
     }
 }
 
-/// Logs what an operator must hear of.
-pub(crate) fn log(error: &ApiError) {
-    match error {
-        ApiError::Unavailable { what, source } => {
-            let cause = source.as_ref().map(|cause| format!("{cause:#}"));
-            tracing::warn!(what, cause, "a request was answered 503");
-        }
-        ApiError::Internal(detail) => tracing::error!(detail, "a request was answered 500"),
-        _ => {}
-    }
+/// What a 401 asks for (RFC 6750, section 3): without a token that was shown there is no error to name.
+pub(crate) fn challenge(shown: bool) -> HeaderValue {
+    HeaderValue::from_static(if shown { "Bearer realm=\"ax\", error=\"invalid_token\"" } else { "Bearer realm=\"ax\"" })
 }

@@ -17,6 +17,8 @@ use crate::ports::TaskFilter;
 
 /// How far ahead `upcoming` looks when the request does not say: one day, in milliseconds.
 const DEFAULT_SPAN_MS: i64 = 24 * 3_600_000;
+/// Instants of one task in an answer of `upcoming` when the request does not say.
+const DEFAULT_PER_TASK: u64 = 10;
 /// Tasks that are read at once while looking through all of them.
 const BATCH: u32 = 2000;
 
@@ -65,6 +67,8 @@ pub struct UpcomingRequest {
     to: Option<Timestamp>,
     group: Option<Group>,
     limit: u32,
+    /// Of one task at most this many, so that a short interval does not fill the answer.
+    per_task: u32,
 }
 
 impl UpcomingRequest {
@@ -78,6 +82,7 @@ impl UpcomingRequest {
             to: fields.time("to"),
             group: fields.name("group", Group::new),
             limit: limit_of(&mut fields),
+            per_task: fields.integer("per_task", 1..=super::MAX_LIMIT).unwrap_or(DEFAULT_PER_TASK) as u32,
         };
         fields.finish()?;
         Ok(request)
@@ -139,6 +144,7 @@ impl Service {
 
         // The earliest fires of as many tasks as there are entries can make the answer; the heap holds no more.
         let limit = request.limit as usize;
+        let mut more = false;
         let mut next: BinaryHeap<(Timestamp, TaskId, Source)> = BinaryHeap::new();
         let mut filter =
             TaskFilter { group: request.group, status: Some(Status::Enabled), limit: BATCH, ..TaskFilter::default() };
@@ -153,6 +159,7 @@ impl Service {
                 next.push((first, row.definition.task_id.clone(), source));
                 if next.len() > limit {
                     next.pop();
+                    more = true;
                 }
             }
             if !full {
@@ -160,17 +167,22 @@ impl Service {
             }
         }
 
-        let mut next: BinaryHeap<_> = next.into_iter().map(Reverse).collect();
+        // The number is that of the task's fires up to this one.
+        let mut next: BinaryHeap<_> = next.into_iter().map(|(at, id, source)| Reverse((at, id, source, 1))).collect();
         let mut fires = Vec::new();
         while fires.len() < limit
-            && let Some(Reverse((at, task_id, source))) = next.pop()
+            && let Some(Reverse((at, task_id, source, number))) = next.pop()
         {
             if let Some(later) = source.next_after(at).filter(|later| *later <= until) {
-                next.push(Reverse((later, task_id.clone(), source)));
+                if number < request.per_task {
+                    next.push(Reverse((later, task_id.clone(), source, number + 1)));
+                } else {
+                    more = true;
+                }
             }
             fires.push(UpcomingFire { task_id, at });
         }
-        Ok(Upcoming { fires })
+        Ok(Upcoming { fires, more: more || !next.is_empty() })
     }
 }
 

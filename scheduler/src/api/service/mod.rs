@@ -13,6 +13,7 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ax_shared::{Prefix, RunId, Timestamp};
+use serde::Serialize;
 use uuid::{ContextV7, NoContext, Uuid};
 
 pub use self::fires::{PreviewRequest, UpcomingRequest};
@@ -20,6 +21,7 @@ pub use self::runs::ListRuns;
 pub use self::tasks::{ApplyOptions, Expected, ListTasks};
 use super::ApiError;
 use super::fields::Fields;
+pub use crate::core::token::Role;
 use crate::ports::{Bus, Clock, Hint, Store};
 
 /// Entries of a page when the request does not say.
@@ -38,11 +40,31 @@ pub struct Settings {
     pub strict: bool,
 }
 
-/// Who asks, for the audit.
-#[derive(Debug, Clone)]
+/// Who asks.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Caller {
-    /// The name of a token, or the address of the caller.
+    /// For the audit: the name of a token, or where the caller is.
     pub actor: String,
+    /// What it may do.
+    pub role: Role,
+}
+
+impl Caller {
+    /// Checks that the caller may what takes this role.
+    ///
+    /// # Errors
+    /// [`ApiError::Forbidden`], naming the role that is needed.
+    pub fn must_be(&self, role: Role) -> Result<(), ApiError> {
+        if self.role >= role {
+            return Ok(());
+        }
+        Err(ApiError::Forbidden(format!(
+            "this takes the role {}; {:?} has the role {}",
+            role.as_str(),
+            self.actor,
+            self.role.as_str()
+        )))
+    }
 }
 
 /// Everything that users and programs can ask of ax.
@@ -115,7 +137,7 @@ fn limit_of(fields: &mut Fields) -> u32 {
 }
 
 /// Writes the place after which a next page begins.
-fn cursor(place: &impl serde::Serialize) -> String {
+fn cursor(place: &impl Serialize) -> String {
     data_encoding::BASE64URL_NOPAD.encode(&serde_json::to_vec(place).unwrap_or_default())
 }
 

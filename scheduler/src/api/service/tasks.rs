@@ -14,10 +14,14 @@ use crate::api::view::{ApplyReport, PutReport, Resumed, TaskPage, TaskView};
 use crate::core::definitions::{
     AcceptContext, Accepted, AuditEntry, Change, DefinitionView, DefinitionWrite, TaskRow, accept, delete,
 };
-use crate::core::run::RunState;
+use crate::core::run::{Run, RunState, Stretch};
 use crate::core::schedule::Schedule;
-use crate::ports::{Hint, TaskFilter, TaskHistory};
+use crate::ports::{Hint, RunFilter, TaskFilter, TaskHistory};
 
+/// The longest time for which rows are planned ahead, in milliseconds.
+const MAX_HORIZON_MS: i64 = 60_000;
+/// The reason of instants that passed while their task was paused.
+const PAUSED: &str = "paused";
 /// The most consumers of AX_TRIGGERS that definitions may need.
 const MAX_CONSUMERS: usize = 1000;
 
@@ -72,7 +76,7 @@ impl ListTasks {
             status: fields.parsed("status", |word| match word {
                 "enabled" | "1" => Ok(Status::Enabled),
                 "paused" | "0" => Ok(Status::Paused),
-                _ => Err("is none of enabled, paused, 1, 0"),
+                _ => Err("is neither enabled nor paused (1 and 0 are read as these)"),
             }),
             label: fields.text("label", 400),
             q: fields.text("q", 200).filter(|q| !q.is_empty()),
@@ -330,7 +334,7 @@ impl Service {
     /// # Errors
     /// There is none of that id, or the database is away.
     pub async fn pause_task(&self, caller: &Caller, id: &TaskId) -> Result<TaskView, ApiError> {
-        let changed = self.set_status(caller, id, Status::Paused).await?;
+        let (_, changed) = self.set_status(caller, id, Status::Paused).await?;
         self.view_of(&changed.row).await
     }
 
@@ -339,12 +343,44 @@ impl Service {
     /// # Errors
     /// There is none of that id, or the database is away.
     pub async fn resume_task(&self, caller: &Caller, id: &TaskId) -> Result<Resumed, ApiError> {
-        let changed = self.set_status(caller, id, Status::Enabled).await?;
-        let starts = super::fires::fires_of(&changed.row, self.now(), 5);
-        Ok(Resumed { task: self.view_of(&changed.row).await?, starts, skipped: changed.accepted.stretch() })
+        let (before, changed) = self.set_status(caller, id, Status::Enabled).await?;
+        let now = self.now();
+        let starts = super::fires::fires_of(&changed.row, now, 5);
+        let mut skipped = changed.accepted.stretch();
+        if before.definition.status == Status::Paused {
+            skipped = joined(self.skipped_one_by_one(&before, now).await?, skipped);
+        }
+        Ok(Resumed { task: self.view_of(&changed.row).await?, starts, skipped })
     }
 
-    async fn set_status(&self, caller: &Caller, id: &TaskId, status: Status) -> Result<Changed, ApiError> {
+    /// The instants that had been planned when the task was paused: they have a row each and are in no stretch.
+    async fn skipped_one_by_one(&self, paused: &TaskRow, now: Timestamp) -> Result<Option<Stretch>, ApiError> {
+        // Rows exist up to `effective_at`. A change in the meantime hides the moment of the pause, which lies at most
+        // the longest planning horizon earlier.
+        let until = paused.effective_at.min(now);
+        let since = match paused.updated_at {
+            at if at < paused.effective_at => at,
+            _ => paused.effective_at.plus_millis(-MAX_HORIZON_MS),
+        };
+        let filter = RunFilter {
+            task_id: Some(paused.definition.task_id.clone()),
+            states: vec![RunState::Skipped],
+            from: Some(since.plus_millis(1)),
+            to: Some(until.plus_millis(1)),
+            limit: super::MAX_LIMIT as u32,
+            ..RunFilter::default()
+        };
+        let runs = self.store.list_runs(&filter).await?;
+        let paused = |run: &&Run| run.stretch.is_none() && run.reason.as_deref() == Some(PAUSED);
+        let instants = runs.iter().filter(paused).map(|run| run.trigger_at);
+        let each = instants.map(|at| Stretch { from: at, to: at, count: 1 });
+        Ok(each.fold(None, |all, one| joined(Some(one), all)))
+    }
+
+    /// The row as it was, and what came of the change.
+    async fn set_status(&self, caller: &Caller, id: &TaskId, status: Status) -> Result<(TaskRow, Changed), ApiError> {
+        let mut before = None;
+        let seen = &mut before;
         let changed = self
             .change(
                 caller,
@@ -353,12 +389,13 @@ impl Service {
                 Box::new(move |view, now| {
                     let live = view.tasks.get(id).filter(|row| row.deleted_at.is_none());
                     let row = live.ok_or_else(|| no_such_task(id))?;
+                    *seen = Some(row.clone());
                     let definition = TaskDefinition { status, ..(*row.definition).clone() };
                     Ok(vec![accepted(Some(row), definition, view, now)])
                 }),
             )
             .await?;
-        changed.into_iter().next().ok_or_else(|| no_such_task(id))
+        before.zip(changed.into_iter().next()).ok_or_else(|| no_such_task(id))
     }
 
     /// Decides under the lock that orders changes of definitions, writes what was decided (unless `dry_run`) and tells
@@ -439,6 +476,14 @@ impl Service {
         let histories = self.store.histories(std::slice::from_ref(id), now).await?;
         let history: Option<&TaskHistory> = histories.get(id);
         Ok(TaskView::of(row, next_fire(row, now), history))
+    }
+}
+
+/// Two stretches as one.
+fn joined(a: Option<Stretch>, b: Option<Stretch>) -> Option<Stretch> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(Stretch { from: a.from.min(b.from), to: a.to.max(b.to), count: a.count + b.count }),
+        (one, other) => one.or(other),
     }
 }
 

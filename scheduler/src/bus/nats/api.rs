@@ -10,6 +10,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use crate::metrics as names;
 use crate::ports::BusError;
 
 /// What an answer of JetStream may take.
@@ -236,7 +237,7 @@ pub(super) async fn order(
 pub(super) async fn timed<T>(op: &'static str, work: impl Future<Output = T>) -> T {
     let start = Instant::now();
     let done = work.await;
-    metrics::histogram!("ax_nats_seconds", "op" => op).record(start.elapsed().as_secs_f64());
+    metrics::histogram!(names::NATS.name, "op" => op).record(start.elapsed().as_secs_f64());
     done
 }
 

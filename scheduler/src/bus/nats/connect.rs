@@ -253,6 +253,13 @@ mod tests {
     }
 
     #[test]
+    fn the_server_of_the_compose_file_is_one_of_them() {
+        let compose = include_str!("../../../../docker-compose.yml");
+        let tag = compose.split_once("image: nats:").and_then(|(_, rest)| rest.split(['-', '\n']).next());
+        assert!(tag.is_some_and(|tag| tag.split('.').count() == 3 && version_is_supported(tag)), "{tag:?}");
+    }
+
+    #[test]
     fn credentials_in_an_address_may_be_escaped() {
         assert_eq!(percent_decoded("p%40ss%2Fw%C3%B6rd%"), "p@ss/wörd%");
     }

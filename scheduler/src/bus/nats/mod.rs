@@ -73,6 +73,14 @@ impl NatsConfig {
             lease_ttl: Duration::from_secs(5),
         }
     }
+
+    /// Opens a connection of its own, for what runs beside a node. The server is not checked.
+    ///
+    /// # Errors
+    /// [`BusError::Unavailable`] when no server answers, [`BusError::Refused`] for a wrong address or wrong credentials.
+    pub(crate) async fn client(&self) -> Result<async_nats::Client, BusError> {
+        connect::general(self, &Uptime::default()).await
+    }
 }
 
 /// The bus on a NATS connection that reconnects for ever.
@@ -95,6 +103,12 @@ impl NatsBus {
         let bus = Self { api: Api::new(client), config, uptime };
         bus.check_server().await?;
         Ok(Arc::new(bus))
+    }
+
+    /// The connection, for a door that is no part of the bus.
+    #[must_use]
+    pub fn client(&self) -> async_nats::Client {
+        self.api.client().clone()
     }
 }
 

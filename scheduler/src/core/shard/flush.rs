@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use ax_shared::{RunId, Timestamp};
 
 use super::{Phase, Shard, unique};
-use crate::core::run::{Message, Run};
+use crate::core::run::{Attempt, Message, Run};
 use crate::ports::Batch;
 
 /// Something to do after the commit of its cause.
@@ -74,6 +74,19 @@ impl Shard {
         }
         let effects = std::mem::take(&mut self.effects);
         (!batch.is_empty() || !effects.is_empty()).then_some(Flush { batch, effects })
+    }
+
+    /// The runs that end with this batch, each with all its attempts. To be asked before [`Shard::committed`], which lets
+    /// go of them.
+    #[must_use]
+    pub fn endings<'a>(&self, flush: &'a Flush) -> Vec<(&'a Run, Vec<Attempt>)> {
+        let told = |effect: &Effect| match effect {
+            Effect::Notice { run_id } => Some(*run_id),
+            _ => None,
+        };
+        let told: HashSet<RunId> = flush.effects.iter().filter_map(told).collect();
+        let ended = flush.batch.runs.iter().filter(|run| run.state.is_final() && told.contains(&run.run_id));
+        ended.filter_map(|run| Some((run, self.runs.get(&run.run_id)?.ledger.attempts.clone()))).collect()
     }
 
     /// The batch is in SQL. Answers the effects that may happen now, each with the run as it is, and lets go of runs

@@ -25,6 +25,7 @@ use crate::core::run::{Attempt, AttemptOutcome, Decision, Intent, Run, RunState,
 use crate::core::schedule::ScheduleError;
 use crate::core::settle::{Ledger, Outcome, RunEvent};
 use crate::core::tasks::{PlanPass, Tasks};
+use crate::core::trace::Sampler;
 use crate::ports::{EventsPosition, ShardState};
 
 pub use apply::Applied;
@@ -104,6 +105,8 @@ pub struct Outstanding {
 pub struct Shard {
     prefix: Prefix,
     epoch: u64,
+    /// Which runs' traces are kept: told to workers with each message.
+    sampler: Sampler,
     definitions_rev: u64,
     /// The revision that the leader before us last moved the watermark on.
     planned_rev: u64,
@@ -144,6 +147,7 @@ impl Shard {
         Self {
             prefix,
             epoch: state.epoch,
+            sampler: Sampler::ALWAYS,
             definitions_rev: 0,
             planned_rev: state.planned_rev,
             tasks: Tasks::new(state.planned_until, state.planned_rev == 0),
@@ -441,6 +445,11 @@ impl Shard {
             self.not_found(id, self.latest);
         }
         lost
+    }
+
+    /// Which runs' traces are kept from now on. Defaults to all.
+    pub fn set_sampler(&mut self, sampler: Sampler) {
+        self.sampler = sampler;
     }
 
     /// The stream has no message of a run, and none is known. If a worker has told of it all the same, there was one,

@@ -52,7 +52,7 @@ impl Shard {
             live.phase = Phase::Publishing;
             live.in_flight = true;
             live.floor = self.triggers_last;
-            let message = trigger::message(&self.prefix, live.run(), &spec, self.epoch);
+            let message = trigger::message(&self.prefix, live.run(), &spec, self.epoch, self.sampler);
             return Some(Publish { run_id, message });
         }
         None

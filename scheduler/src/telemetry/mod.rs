@@ -1,4 +1,13 @@
-//! Log lines: on standard error, for people on a terminal, one JSON object a line elsewhere.
+//! What a node tells about itself: log lines, and spans for a collector of traces.
+//!
+//! Log lines go to standard error, for people on a terminal, one JSON object a line elsewhere. Spans go to an OTLP
+//! receiver, if one is named ([`otel`]): they are built from what is known of a run when it has ended ([`Traces`]), and
+//! leave over a bounded queue that drops what does not fit ([`export`]). Nothing here can hold up a run.
+
+mod export;
+pub mod http;
+pub mod otel;
+mod traces;
 
 use std::io::IsTerminal as _;
 use std::str::FromStr as _;
@@ -6,6 +15,8 @@ use std::str::FromStr as _;
 use tracing_subscriber::EnvFilter;
 
 use crate::config::LogFormat;
+
+pub use traces::{Publishing, Traces};
 
 /// Begins to log what `filter` selects. A second call changes nothing.
 pub fn start(filter: &str, format: Option<LogFormat>) {

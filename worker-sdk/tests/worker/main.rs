@@ -1,0 +1,10 @@
+//! The worker against a real nats-server, with triggers published by hand.
+
+mod aside;
+mod definitions;
+mod living;
+mod outcomes;
+mod pulling;
+mod redelivery;
+mod traces;
+mod world;
