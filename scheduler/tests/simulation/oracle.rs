@@ -54,7 +54,8 @@ fn segments(versions: &[Version], end: Timestamp) -> Vec<Segment> {
         let goes_on = |next: &Version| next.row.definition.status == Status::Paused && same(&next.row);
         let closed = d.status == Status::Enabled || after.iter().any(|next| !goes_on(next));
         let schedule = Schedule::parse(expr, &d.timezone).expect("it was accepted");
-        segments.push(Segment { schedule, anchor, from: row.updated_at, until, closed });
+        // After a step back of the clocks a later version may be accepted at an instant before its schedule was.
+        segments.push(Segment { schedule, anchor, from: row.updated_at.max(anchor), until, closed });
     }
     segments
 }

@@ -342,9 +342,9 @@ impl Simulation {
             0 | 1 => {
                 let node = self.nodes[i].take().expect("it runs");
                 if what == 0 {
-                    node.kill()
+                    node.kill();
                 } else {
-                    node.stop()
+                    node.stop();
                 }
                 let back = self.rng.about(4000);
                 self.after(back, Later::Start(i));
@@ -368,13 +368,11 @@ impl Simulation {
                 self.world.say(format_args!("the clock of {name} is {ms} ms off now"));
                 link.set_clock(self.offset_ms + ms);
             }
-            5 => {
-                if self.offset_ms == 0 {
-                    self.offset_ms = if self.rng.permille(500) { 3_600_000 } else { -3_600_000 };
-                    self.world.say(format_args!("all clocks step by {} ms", self.offset_ms));
-                    for node in self.nodes.iter().flatten() {
-                        node.link.set_clock(self.offset_ms);
-                    }
+            5 if self.offset_ms == 0 => {
+                self.offset_ms = if self.rng.permille(500) { 3_600_000 } else { -3_600_000 };
+                self.world.say(format_args!("all clocks step by {} ms", self.offset_ms));
+                for node in self.nodes.iter().flatten() {
+                    node.link.set_clock(self.offset_ms);
                 }
             }
             6 | 8 => {
@@ -382,9 +380,9 @@ impl Simulation {
                 let weather = Weather { cut: true, ..Weather::default() };
                 self.world.say(format_args!("{name} loses {} for {ms} ms", if what == 6 { "NATS" } else { "SQL" }));
                 if what == 6 {
-                    link.set_nats(weather)
+                    link.set_nats(weather);
                 } else {
-                    link.set_sql(weather)
+                    link.set_sql(weather);
                 }
                 self.after(ms, if what == 6 { Later::Nats(i) } else { Later::Sql(i) });
             }
@@ -399,9 +397,9 @@ impl Simulation {
                 self.world
                     .say(format_args!("{name} {} for {ms} ms: {weather:?}", if what == 7 { "NATS" } else { "SQL" }));
                 if what == 7 {
-                    link.set_nats(weather)
+                    link.set_nats(weather);
                 } else {
-                    link.set_sql(weather)
+                    link.set_sql(weather);
                 }
                 self.after(ms, if what == 7 { Later::Nats(i) } else { Later::Sql(i) });
             }

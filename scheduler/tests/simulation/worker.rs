@@ -88,9 +88,9 @@ impl Worker {
                     let (worker, hands, rng) = (self.clone(), hands.clone(), rng.fork());
                     tokio::spawn(async move {
                         if worker.sdk {
-                            worker.with_events(&hands, job, rng).await
+                            worker.with_events(&hands, job, rng).await;
                         } else {
-                            worker.raw(&hands, job, rng).await
+                            worker.raw(&hands, job, rng).await;
                         }
                     });
                 }
@@ -177,7 +177,7 @@ impl Worker {
                 return;
             }
             if rng.permille(manners.ack_failure) {
-                self.answer(hands, &job, |hands, delivery| hands.ack(delivery), "acks its failure").await;
+                self.answer(hands, &job, Hands::ack, "acks its failure").await;
             } else if !retry || job.attempt >= job.max_attempts {
                 self.term(hands, &job).await;
             } else {
@@ -262,7 +262,7 @@ impl Worker {
 
     async fn ack(&self, hands: &Hands, job: &Job) {
         self.world.book().may_succeed.insert(job.run.run_id);
-        self.answer(hands, job, |hands, delivery| hands.ack(delivery), "acks").await;
+        self.answer(hands, job, Hands::ack, "acks").await;
     }
 
     async fn nak(&self, hands: &Hands, job: &Job, delay: Duration) {
@@ -274,7 +274,7 @@ impl Worker {
             // Should its advisory get lost, the run reads as succeeded.
             self.world.book().may_succeed.insert(job.run.run_id);
         }
-        self.answer(hands, job, |hands, delivery| hands.term(delivery), "terms").await;
+        self.answer(hands, job, Hands::term, "terms").await;
     }
 
     async fn answer(&self, hands: &Hands, job: &Job, how: impl FnOnce(&Hands, &Delivery), what: &str) {
