@@ -216,7 +216,7 @@ fn a_takeover_does_not_plan_again_what_lies_in_a_stretch() {
     (new.rev, new.updated_at, new.effective_at, new.anchor_at) = (4, at(58_500), at(58_500), at(58_500));
     shard.load_tasks(4, vec![planned, new], at(61_000));
     let changed = shard.changed_since_planned();
-    assert_eq!(changed.iter().map(|id| id.as_str()).collect::<Vec<_>>(), ["u"]);
+    assert_eq!(changed.iter().map(ax_shared::TaskId::as_str).collect::<Vec<_>>(), ["u"]);
     let rows = shard.plan(at(60_000), at(60_000), &changed).rows;
     assert_eq!(rows.iter().map(|r| r.trigger_at).collect::<Vec<_>>(), [at(59_500)]);
 }
