@@ -735,9 +735,20 @@ async fn planning_on_old_definitions_writes_nothing(store: &Arc<dyn Store>) {
     let planned = store.plan(epoch, &runs, Some(Watermark { until: at(5000), seen_rev: 0 })).await.unwrap();
     assert_eq!(planned, Planned::RevChanged { rev: 1 });
     assert_eq!(store.run(runs[0].run_id).await.unwrap(), None);
-    assert_eq!(store.shard().await.unwrap().planned_until, at(0));
+    let state = store.shard().await.unwrap();
+    assert_eq!((state.planned_until, state.planned_rev), (at(0), 0));
     let planned = store.plan(epoch, &runs, Some(Watermark { until: at(5000), seen_rev: 1 })).await.unwrap();
     assert_eq!(planned, Planned::Done { inserted: vec![true] });
+    // Who comes next, and who changes a task next, is told which revision has been planned.
+    assert_eq!(store.acquire(0, at(6000)).await.unwrap().planned_rev, 1);
+    let seen = Arc::new(AtomicI64::new(0));
+    let see = seen.clone();
+    let look = Box::new(move |view: DefinitionView| {
+        see.store(view.planned_rev as i64, Ordering::Relaxed);
+        None
+    });
+    store.change_definitions(&[], look).await.unwrap();
+    assert_eq!(seen.load(Ordering::Relaxed), 1);
 }
 
 async fn no_change_of_definitions_slips_into_the_planned_window(store: &Arc<dyn Store>) {

@@ -335,6 +335,13 @@ impl Ledger {
                 let attempt = self.attempt_of(deliveries);
                 self.message_is_gone();
                 self.enter(attempt, at);
+                if self.run.intent == Some(Intent::Cancel) {
+                    // The server says so of a message that ax deletes while a worker has it.
+                    if self.outcome_of(attempt).is_none() {
+                        self.close_attempt(attempt, AttemptOutcome::Cancelled, None, None, at);
+                    }
+                    return self.finish(RunState::Cancelled, Some("task_deleted".into()), at);
+                }
                 if self.outcome_of(attempt).is_none() {
                     let error = "the worker terminated the message".to_owned();
                     self.close_attempt(attempt, AttemptOutcome::Failed, None, Some(error), at);

@@ -1,7 +1,7 @@
 //! Faults that the simulator found: messages and news that are lost, and what a takeover makes of them.
 
 use super::*;
-use ax_scheduler::core::run::{Attempt, AttemptOutcome, Intent, Message};
+use ax_scheduler::core::run::{Attempt, Intent, Message};
 
 /// A message as the stream holds it.
 fn stored(sent: &Outgoing, seq: u64) -> StreamMessage {
@@ -250,4 +250,32 @@ fn numbers_of_a_message_that_went_with_its_stream_before_it_was_known_are_not_us
     assert_eq!(next.shard.load_runs(vec![unknown], vec![], at(2000)), [run.run_id]);
     next.shard.not_found(run.run_id, at(2000));
     assert_eq!(next.run(run.run_id).attempt_base, 1);
+}
+
+#[test]
+fn a_message_deleted_under_a_worker_by_a_cancel_is_not_told_to_be_the_workers_doing() {
+    let (mut world, run) = one(json!({}));
+    world.event("started", &run, 1010, json!({}));
+    let mut gone = row(every(1000, json!({})));
+    gone.deleted_at = Some(at(1500));
+    world.shard.load_tasks(2, vec![gone], at(1500));
+    world.server(TERM, 1, 1, 1600);
+    let r = world.run(run.run_id);
+    assert_eq!((r.state, r.reason.as_deref()), (RunState::Cancelled, Some("task_deleted")));
+    let flush = world.shard.take_flush().unwrap();
+    assert_eq!(flush.batch.attempts[0].outcome, Some(AttemptOutcome::Cancelled));
+}
+
+#[test]
+fn news_of_an_earlier_stream_is_not_taken_for_news_of_this_one() {
+    let mut world = World::new(&[every(1000, json!({}))]);
+    world.plan(1000, 0);
+    world.shard.set_triggers_incarnation(&at(900).to_string(), 0);
+    world.shard.fire(at(1000));
+    let publish = world.shard.pop_publish().unwrap();
+    assert_eq!(world.server(ACK, 1, 1, 800), Applied::Nothing, "acked before the stream was made");
+    world.shard.published(publish.run_id, PubAck { seq: 1, duplicate: false }, at(1001));
+    assert_eq!(world.run(publish.run_id).state, RunState::Triggered);
+    world.server(ACK, 1, 1, 1100);
+    assert_eq!(world.run(publish.run_id).state, RunState::Succeeded);
 }

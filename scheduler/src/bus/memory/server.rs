@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ax_shared::wire::{GroupConfig, WorkerEntry};
-use ax_shared::{ConsumerName, Group, Prefix, RunId, TaskId};
+use ax_shared::{ConsumerName, Group, Prefix, RunId, TaskId, Timestamp};
 use bytes::Bytes;
 use serde_json::{Value, json};
 use tokio::sync::{Notify, mpsc};
@@ -141,9 +141,9 @@ impl MemoryServer {
             prefix: prefix.clone(),
             lease_ttl,
             database_id: None,
-            triggers: Stream::new("memory-1".into()),
-            events: Stream::new("memory-2".into()),
-            dead: Stream::new("memory-3".into()),
+            triggers: Stream::new(incarnation(clock.now(), 1)),
+            events: Stream::new(incarnation(clock.now(), 2)),
+            dead: Stream::new(incarnation(clock.now(), 3)),
             streams: 3,
             lease: None,
             lease_revision: 0,
@@ -251,7 +251,7 @@ impl State {
 
     fn next_incarnation(&mut self) -> String {
         self.streams += 1;
-        format!("memory-{}", self.streams)
+        incarnation(self.clock.now(), self.streams)
     }
 
     pub(super) fn claim(&mut self, database_id: Uuid) -> Result<(), BusError> {
@@ -505,6 +505,12 @@ impl State {
         let until = now + Duration::from_secs(seconds.max(1));
         self.keys.entry((task.clone(), key.to_owned())).or_insert((proposed, until)).0
     }
+}
+
+/// When a stream was made, with as many nanoseconds as there were streams: no two are the same.
+fn incarnation(at: Timestamp, number: u64) -> String {
+    let at = at.to_string();
+    format!("{}{:06}Z", at.trim_end_matches('Z'), number)
 }
 
 /// Whether `subject` is one of those that `pattern` stands for: `*` is one token, a last `>` one or more.

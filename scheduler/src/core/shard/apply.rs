@@ -45,6 +45,8 @@ impl Shard {
                 Some(address) if address != run => Applied::Malformed("the subject is not that of the run".into()),
                 _ => Applied::Run(run.run_id, self.apply(run.run_id, event)),
             },
+            // The same sequence in a stream that was there before.
+            Told::Server { at, .. } if self.triggers_made_at.is_some_and(|made_at| at < made_at) => Applied::Nothing,
             Told::Server { seq, kind, deliveries, at, delivered_at } => match self.by_seq.get(&seq) {
                 Some(&run_id) => Applied::Run(run_id, self.apply_signal(run_id, kind, deliveries, at, delivered_at)),
                 None => {

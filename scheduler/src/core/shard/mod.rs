@@ -115,6 +115,8 @@ pub struct Shard {
     /// Runs by the sequence of their message in the present incarnation of AX_TRIGGERS.
     by_seq: HashMap<u64, RunId>,
     triggers_incarnation: String,
+    /// When that was made, by the server's clock: what the server told before is about another one.
+    triggers_made_at: Option<Timestamp>,
     /// The highest sequence of it that is known.
     triggers_last: u64,
     due: BinaryHeap<Reverse<(Timestamp, RunId)>>,
@@ -152,6 +154,7 @@ impl Shard {
             runs: HashMap::new(),
             by_seq: HashMap::new(),
             triggers_incarnation: String::new(),
+            triggers_made_at: None,
             triggers_last: 0,
             due: BinaryHeap::new(),
             later: BinaryHeap::new(),
@@ -419,6 +422,7 @@ impl Shard {
             return 0;
         }
         self.triggers_incarnation = incarnation.to_owned();
+        self.triggers_made_at = incarnation.parse().ok();
         self.signals.clear();
         self.by_seq.clear();
         let mut lost = 0;
