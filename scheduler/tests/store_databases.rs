@@ -248,7 +248,8 @@ async fn sqlite_a_missing_or_newer_schema_is_refused_by_name() {
     assert!(text.contains("ax migrate"), "{text}");
     store.migrate().await.unwrap();
     sqlx::query(
-        "INSERT INTO _sqlx_migrations SELECT 9999, 'later', installed_on, 1, checksum, 0 FROM _sqlx_migrations",
+        "INSERT INTO _sqlx_migrations SELECT 9999, 'later', installed_on, 1, checksum, 0 FROM _sqlx_migrations \
+         WHERE version = 1",
     )
     .execute(&mut raw(&folder).await)
     .await
@@ -366,7 +367,11 @@ async fn postgres_several_nodes_may_migrate_at_once() {
     }
     ids.dedup();
     assert_eq!(ids.len(), 1);
-    assert_eq!(applied, ["0001 tables"], "each step was applied by one of them");
+    let steps = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../migrations/postgres")).unwrap().count();
+    assert_eq!(applied.len(), steps, "each step was applied by one of them: {applied:?}");
+    applied.sort();
+    applied.dedup();
+    assert_eq!(applied.len(), steps, "{applied:?}");
 }
 
 #[tokio::test]
@@ -376,10 +381,13 @@ async fn postgres_a_missing_or_newer_schema_is_refused_by_name() {
     let text = chain(&store.shard().await.unwrap_err());
     assert!(text.contains("ax migrate"), "{text}");
     store.migrate().await.unwrap();
-    sqlx::query("INSERT INTO _sqlx_migrations SELECT 9999, 'later', now(), true, checksum, 0 FROM _sqlx_migrations")
-        .execute(&mut PgConnection::connect(&url).await.unwrap())
-        .await
-        .unwrap();
+    sqlx::query(
+        "INSERT INTO _sqlx_migrations SELECT 9999, 'later', now(), true, checksum, 0 FROM _sqlx_migrations \
+         WHERE version = 1",
+    )
+    .execute(&mut PgConnection::connect(&url).await.unwrap())
+    .await
+    .unwrap();
     let text = chain(&store.migrate().await.unwrap_err());
     assert!(text.contains("step 9999, newer than"), "{text}");
 }
