@@ -697,7 +697,12 @@ fn nearest(key: &str) -> Option<&'static str> {
     if let Some((_, field)) = ALIASES.iter().find(|(alias, _)| *alias == lower) {
         return Some(field);
     }
-    FIELDS.iter().map(|f| (edit_distance(&lower, f), *f)).filter(|(d, f)| *d <= 2.max(f.len() / 4)).min().map(|(_, f)| f)
+    FIELDS
+        .iter()
+        .map(|f| (edit_distance(&lower, f), *f))
+        .filter(|(d, f)| *d <= 2.max(f.len() / 4))
+        .min()
+        .map(|(_, f)| f)
 }
 
 fn edit_distance(a: &str, b: &str) -> usize {
