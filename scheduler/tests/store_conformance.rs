@@ -637,7 +637,7 @@ async fn every_method_of_the_leader_is_fenced(store: &Arc<dyn Store>) {
     let pending = one_off("t", 0);
     store.plan(old, std::slice::from_ref(&run), None).await.unwrap();
     store.insert_runs(std::slice::from_ref(&pending), &[]).await.unwrap();
-    let signal = Signal { incarnation: "i".into(), seq: 1, kind: SignalKind::Acked, deliveries: 1, at: at(0) };
+    let signal = Signal { incarnation: "i".into(), seq: 1, kind: SignalKind::Acked, deliveries: 1, at: at(0), delivered_at: None };
     store.commit(old, &Batch { signals_add: vec![signal.clone()], ..Default::default() }).await.unwrap();
     let new = lead(store).await;
     let before = store.shard().await.unwrap();
@@ -970,6 +970,7 @@ async fn signals_are_kept_until_removed_or_their_stream_is_gone(store: &Arc<dyn 
         kind,
         deliveries,
         at: at(1),
+        delivered_at: None,
     };
     let kept = [
         signal("i", 1, SignalKind::Acked, 1),

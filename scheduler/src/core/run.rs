@@ -313,4 +313,6 @@ pub struct Signal {
     pub deliveries: u32,
     /// When the server told it.
     pub at: Timestamp,
+    /// When the acked delivery was made, if known; not stored, since a takeover need not know it.
+    pub delivered_at: Option<Timestamp>,
 }

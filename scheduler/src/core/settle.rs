@@ -426,7 +426,8 @@ impl Ledger {
     /// doubt ax publishes again.
     pub fn replace_message(&mut self, is_loss: bool) {
         if is_loss {
-            let left = self.run.max_attempts.saturating_sub(self.run.attempt).max(1);
+            let used = self.run.attempt.max(self.run.attempt_base);
+            let left = self.run.max_attempts.saturating_sub(used).max(1);
             let deliveries = self.run.profile.map_or(1, ax_shared::Profile::max_deliver);
             self.run.attempt_base = self.run.attempt.max(self.run.attempt_base.saturating_add(deliveries));
             self.run.max_attempts = self.run.attempt_base.saturating_add(left);

@@ -8,13 +8,12 @@ use ax_shared::Group;
 
 use super::term::{ensure_consumers, group_configs, publish_group_configs};
 use super::{EndOfTerm, Term, pause, reconcile, settle};
+use crate::core::shard::SIGNAL_LIFE_MS;
 use crate::metrics as names;
 use crate::ports::BusError;
 
 /// A run is left alone for this long after its publish before the sweep looks at its message.
 const LEAVE_ALONE: Duration = Duration::from_secs(5);
-/// Signals whose message nobody has claimed by then never will be, in milliseconds.
-const SIGNAL_LIFE_MS: i64 = 10 * 60 * 1000;
 /// A consumer that no task and no run needs is removed after this.
 const UNUSED_LIFE: Duration = Duration::from_secs(24 * 3600);
 

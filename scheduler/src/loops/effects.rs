@@ -150,8 +150,7 @@ async fn cancel(term: &Arc<Term>, run: &Run) {
             if term.cx.bus.triggers().await.ok()?.incarnation == o.incarnation {
                 term.publisher()?.delete(o.seq).await.ok()?;
             }
-            let last = term.cx.bus.events().await.ok()?.last_seq;
-            reconcile::read_past(term, last).await.then_some(())
+            reconcile::read_past_now(term).await.ok()?.then_some(())
         };
         if taken_back.await.is_some() {
             let at = term.cx.clock.now();

@@ -26,6 +26,11 @@ const AT_ONCE: usize = 16;
 /// Longest wait for the event reader to catch up.
 const CATCH_UP: Duration = Duration::from_secs(5);
 
+/// Between two looks at a message that seems to be used up: longer than an ack takes to be carried out.
+const SECOND_LOOK: Duration = Duration::from_secs(2);
+/// Looks without an answer after which a sweep gives up.
+const MOST_FAILURES: u32 = 16;
+
 /// What looking at a run's message showed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Finding {
@@ -71,7 +76,7 @@ pub(super) async fn run(term: Arc<Term>, mut blocked: mpsc::UnboundedReceiver<Bl
             let Ok(_slot) = slots.acquire_owned().await else { return };
             for blocker in blockers {
                 // Not known is no overlap: look until there is an answer.
-                while let Err(e) = look(&term, blocker).await {
+                while let Err(e) = look(&term, blocker, Care::Blocker).await {
                     tracing::warn!(run_id = %blocker, error = %e, "a blocking run could not be looked at; trying again");
                     if !pause(Duration::from_millis(500), &term.ended).await {
                         return;
@@ -91,9 +96,9 @@ pub(super) async fn run(term: Arc<Term>, mut blocked: mpsc::UnboundedReceiver<Bl
 pub(super) async fn sweep(term: &Arc<Term>, older_than: Duration) {
     let before = term.cx.clock.now() - older_than;
     let outstanding = term.shard().outstanding(before);
-    let mut doubts = 0u64;
+    let (mut doubts, mut failures) = (0u64, 0u32);
     let mut looked = futures::stream::iter(outstanding)
-        .map(|o| async move { (o.run_id, look(term, o.run_id).await) })
+        .map(|o| async move { (o.run_id, look(term, o.run_id, Care::Sweep).await) })
         .buffer_unordered(AT_ONCE);
     while let Some((run_id, finding)) = looked.next().await {
         match finding {
@@ -107,8 +112,11 @@ pub(super) async fn sweep(term: &Arc<Term>, older_than: Duration) {
             }
             Ok(_) => {}
             Err(e) => {
-                tracing::warn!(error = %e, "the sweep was interrupted; the next one goes on");
-                break;
+                tracing::warn!(%run_id, error = %e, "a run could not be looked at; the next sweep tries again");
+                failures += 1;
+                if failures == MOST_FAILURES {
+                    break;
+                }
             }
         }
     }
@@ -119,14 +127,23 @@ pub(super) async fn sweep(term: &Arc<Term>, older_than: Duration) {
 }
 
 /// Looks at one run.
-pub(super) async fn look(term: &Arc<Term>, run_id: RunId) -> Result<Finding, BusError> {
+pub(super) async fn look(term: &Arc<Term>, run_id: RunId, care: Care) -> Result<Finding, BusError> {
     let Some(o) = term.shard().outstanding_run(run_id) else { return Ok(Finding::Settled) };
-    let finding = find(term, &o).await?;
+    let finding = find(term, &o, care).await?;
     metrics::counter!(names::RECONCILED.name, "result" => finding.as_str()).increment(1);
     Ok(finding)
 }
 
-async fn find(term: &Arc<Term>, o: &Outstanding) -> Result<Finding, BusError> {
+/// For whom a run is looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Care {
+    /// For one that it blocks: it may have been acked this very moment.
+    Blocker,
+    /// For itself; it has been out for a while.
+    Sweep,
+}
+
+async fn find(term: &Arc<Term>, o: &Outstanding, care: Care) -> Result<Finding, BusError> {
     let bus = &term.cx.bus;
     let triggers = bus.triggers().await?;
     let is_same_stream = triggers.incarnation == o.incarnation;
@@ -142,14 +159,14 @@ async fn find(term: &Arc<Term>, o: &Outstanding) -> Result<Finding, BusError> {
     let is_delivered = consumer.as_ref().is_some_and(|c| c.delivered_seq >= o.seq);
     if is_present {
         // Nothing of this consumer waits for an answer or for another delivery: then what was delivered and is there
-        // still will never be delivered again. Looked at once more: an ack may have come in between.
+        // still will never be delivered again. An ack empties the consumer before it empties the stream, and is told after
+        // both: so only the sweep concludes this, and only from two looks with a pause between them.
         let is_idle = is_delivered && consumer.is_some_and(|c| c.ack_pending == 0);
-        if !is_idle || !is_there(term, o).await? {
+        if care == Care::Blocker || !is_idle || !pause(SECOND_LOOK, &term.ended).await || !is_there(term, o).await? {
             return Ok(Finding::Present);
         }
     }
-    let last = bus.events().await?.last_seq;
-    if !read_past(term, last).await {
+    if !read_past_now(term).await? {
         return Err(BusError::Unavailable("AX_EVENTS could not be read to its end".into()));
     }
     let at = term.cx.clock.now();
@@ -186,8 +203,20 @@ async fn is_adopted(term: &Term, o: &Outstanding) -> Result<bool, BusError> {
     Ok(term.shard().adopt_message(o.run_id, &message) == Some(LookedUp::Adopted))
 }
 
+/// Waits until everything that AX_EVENTS holds by now has been applied; false when that takes too long, or the stream is
+/// not the one that is being read: then it has to be compared first.
+pub(super) async fn read_past_now(term: &Term) -> Result<bool, BusError> {
+    let events = term.cx.bus.events().await?;
+    let is_read = {
+        let shard = term.shard();
+        let settled = shard.settled();
+        settled.incarnation == events.incarnation && settled.seq <= events.last_seq
+    };
+    Ok(is_read && read_past(term, events.last_seq).await)
+}
+
 /// Waits until AX_EVENTS has been applied through `seq`; false when that takes too long or the term ends.
-pub(super) async fn read_past(term: &Term, seq: u64) -> bool {
+async fn read_past(term: &Term, seq: u64) -> bool {
     tokio::select! {
         biased;
         () = term.ended.cancelled() => false,

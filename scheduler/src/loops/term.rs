@@ -293,7 +293,12 @@ async fn adopt_messages(term: &Arc<Term>, unknown: Vec<RunId>) -> Result<(), End
                 Some(profile) => term.cx.prefix.trigger(&run.address(), &run.queue, profile),
                 None => effects::any_trigger(&term.cx.prefix, &run),
             };
-            term.cx.bus.last_trigger(&subject).await.map(|m| (run.run_id, m))
+            let mut found = term.cx.bus.last_trigger(&subject).await?;
+            // A leader in between may have published it under a newer definition, and died before that was stored.
+            if found.is_none() && run.profile.is_some() {
+                found = term.cx.bus.last_trigger(&effects::any_trigger(&term.cx.prefix, &run)).await?;
+            }
+            Ok::<_, BusError>((run.run_id, found))
         })
         .buffer_unordered(LOOK_UPS);
     let mut found = std::pin::pin!(found);
@@ -314,6 +319,9 @@ async fn adopt_messages(term: &Arc<Term>, unknown: Vec<RunId>) -> Result<(), End
     if !stale.is_empty() {
         let publisher = term.cx.bus.publisher().await.map_err(takeover)?;
         for seq in stale {
+            if !term.may_act() {
+                return Err(EndOfTerm::LeaseLost("it ran out during the takeover"));
+            }
             publisher.delete(seq).await.map_err(takeover)?;
         }
         publisher.close().await;

@@ -173,6 +173,7 @@ impl SignalColumns {
             kind: word("kind", &self.kind, SignalKind::parse)?,
             deliveries: unsigned("deliveries", self.deliveries)?,
             at: at(self.at),
+            delivered_at: None,
         })
     }
 }

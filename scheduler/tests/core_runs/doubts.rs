@@ -38,6 +38,46 @@ fn a_lost_last_attempt_has_another_one() {
 }
 
 #[test]
+fn losses_in_a_row_do_not_multiply_the_attempts() {
+    let (mut world, run) = one(json!({}));
+    for loss in 1..4 {
+        let seq = world.sent.len() as u64;
+        assert!(world.shard.lost(run.run_id, seq, at(loss * 10_000)));
+        let r = world.run(run.run_id);
+        assert_eq!(r.max_attempts - r.attempt_base, 1, "after loss {loss}");
+        world.flush();
+        world.run_until(loss * 10_000 + 3_000);
+    }
+}
+
+#[test]
+fn a_replacement_waits_also_when_nothing_else_has_happened_for_long() {
+    let (mut world, run) = one(json!({}));
+    world.flush();
+    assert!(world.shard.lost(run.run_id, 1, at(900_000)));
+    world.flush();
+    world.run_until(900_500);
+    assert_eq!(world.sent.len(), 1, "news of the old message may be on its way");
+    world.run_until(903_000);
+    assert_eq!(world.sent.len(), 2);
+}
+
+#[test]
+fn what_has_ended_in_another_stream_does_not_take_the_sequence_of_a_run_in_this_one() {
+    let mut world = World::new(&[every(1000, json!({"overlap_policy": "allow"}))]);
+    let rows = world.plan(2000, 0);
+    world.run_until(1000);
+    world.shard.set_triggers_incarnation("t2", 0);
+    // The next run gets the sequence that the first one had in the stream before.
+    world.shard.fire(at(2000));
+    let publish = world.shard.pop_publish().unwrap();
+    world.shard.published(publish.run_id, PubAck { seq: 1, duplicate: false }, at(2000));
+    assert!(world.shard.lost(rows[0].run_id, 1, at(2500)));
+    world.server(TERM, 1, 1, 2600);
+    assert_eq!(world.run(publish.run_id).state, RunState::Failed);
+}
+
+#[test]
 fn a_success_of_a_lost_attempt_counts_until_a_later_one_has_begun() {
     let (mut world, run) = one(json!({}));
     world.event("started", &run, 1010, json!({}));

@@ -154,13 +154,14 @@ fn an_ack_that_overtakes_its_puback_is_kept_and_applied() {
     let id = world.plan(1000, 0)[0].run_id;
     world.shard.fire(at(1000));
     let publish = world.shard.pop_publish().unwrap();
-    assert_eq!(world.server(ACK, 9, 1, 1001), Applied::Kept);
+    let body = json!({"stream_seq": 9, "deliveries": 1, "timestamp": at(1001), "ack_time": 400_000});
+    assert_eq!(world.told(format!("$JS.EVENT.{ACK}.AX_TRIGGERS.c"), body, 1001), Applied::Kept);
     let flush = world.shard.take_flush().unwrap();
     assert_eq!(flush.batch.signals_add.len(), 1, "it is in the transaction that moves past it");
     assert_eq!(flush.batch.settled.as_ref().unwrap().seq, 1);
     world.shard.committed(flush);
     world.shard.published(publish.run_id, PubAck { seq: 9, duplicate: false }, at(1002));
-    assert_eq!(world.run(id).state, RunState::Succeeded);
+    assert_eq!((world.run(id).state, world.run(id).lateness_ms), (RunState::Succeeded, Some(1)));
     assert_eq!(world.shard.take_flush().unwrap().batch.signals_remove.len(), 1);
 }
 

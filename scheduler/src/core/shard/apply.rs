@@ -21,6 +21,9 @@ const RELEASED_AGAIN_MS: u64 = 5000;
 /// Wait before a run is published again whose message was lost, in milliseconds.
 const LOST_MS: u64 = 2000;
 
+/// Signals whose message nobody has claimed by then never will be, in milliseconds.
+pub const SIGNAL_LIFE_MS: i64 = 10 * 60 * 1000;
+
 /// What a message of AX_EVENTS did, for metrics and the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Applied {
@@ -49,6 +52,8 @@ impl Shard {
             Told::Server { at, .. } if self.triggers_made_at.is_some_and(|made_at| at < made_at) => Applied::Nothing,
             Told::Server { seq, kind, deliveries, at, delivered_at } => match self.by_seq.get(&seq) {
                 Some(&run_id) => Applied::Run(run_id, self.apply_signal(run_id, kind, deliveries, at, delivered_at)),
+                // Its run has long been gone; the stream is being read anew.
+                None if at < now.plus_millis(-SIGNAL_LIFE_MS) => Applied::Nothing,
                 None => {
                     self.keep_signal(Signal {
                         incarnation: self.triggers_incarnation.clone(),
@@ -56,6 +61,7 @@ impl Shard {
                         kind,
                         deliveries,
                         at,
+                        delivered_at,
                     });
                     Applied::Kept
                 }
@@ -163,7 +169,7 @@ impl Shard {
         let group = live.run().group.clone();
         self.queues.end(&group, run_id);
         if let Some(old) = old {
-            self.by_seq.remove(&old.seq);
+            self.disown(old.seq, run_id);
             if old.open {
                 self.effects.push(Effect::Delete { run_id, seq: old.seq, incarnation: old.incarnation, bury: false });
             }

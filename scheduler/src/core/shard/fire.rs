@@ -58,6 +58,7 @@ impl Shard {
     /// Decides again about the runs that `blocker` held back, now that it has been reconciled: if it still has not
     /// ended, they overlap.
     pub fn judge_blocked(&mut self, blocker: RunId, now: Timestamp) -> FireReport {
+        self.note_now(now);
         let mut report = FireReport::default();
         for id in self.blocked.remove(&blocker).unwrap_or_default() {
             if self.runs.get(&id).is_some_and(|live| live.phase == Phase::Blocked) {

@@ -127,7 +127,7 @@ impl Shard {
                 && let Some(live) = self.runs.remove(&id)
                 && let Some(Message { seq, .. }) = live.run().message
             {
-                self.by_seq.remove(&seq);
+                self.disown(seq, id);
             }
         }
         effects

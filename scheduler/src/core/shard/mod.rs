@@ -28,7 +28,7 @@ use crate::core::tasks::{PlanPass, Tasks};
 use crate::core::trace::Sampler;
 use crate::ports::{EventsPosition, ShardState};
 
-pub use apply::Applied;
+pub use apply::{Applied, SIGNAL_LIFE_MS};
 pub use fire::{FireReport, Fired};
 pub use flush::{Effect, Flush};
 pub use publish::{LookedUp, Publish};
@@ -455,6 +455,7 @@ impl Shard {
     /// The stream has no message of a run, and none is known. If a worker has told of it all the same, there was one,
     /// and its numbers must not be used again.
     pub fn not_found(&mut self, id: RunId, at: Timestamp) {
+        self.note_now(at);
         if self.runs.get(&id).is_some_and(|live| has_begun_unpublished(live.run())) {
             self.apply(id, RunEvent::Lost { at });
         }
@@ -491,6 +492,7 @@ impl Shard {
     /// A run's message is gone, or will never be delivered again, and nobody told what became of it: a new one takes
     /// its place. False when that is not so any more, or something else is being done to it.
     pub fn lost(&mut self, id: RunId, seq: u64, at: Timestamp) -> bool {
+        self.note_now(at);
         let lost = self.outstanding_run(id).is_some_and(|o| o.seq == seq && o.intent != Some(Intent::Cancel));
         lost && self.apply(id, RunEvent::Lost { at }) != Outcome::Ignored
     }
@@ -546,6 +548,13 @@ impl Shard {
                 let moved = heap.drain().map(|Reverse((at, id))| Reverse((at.plus_millis(back), id)));
                 *heap = moved.collect::<Vec<_>>().into();
             }
+        }
+    }
+
+    /// The sequence is not the run's any more; in a stream that was made anew it may be another run's by now.
+    fn disown(&mut self, seq: u64, id: RunId) {
+        if self.by_seq.get(&seq) == Some(&id) {
+            self.by_seq.remove(&seq);
         }
     }
 

@@ -119,9 +119,13 @@ impl Shard {
     /// Adopts a message of a run found in the stream at takeover, if it is the current one.
     pub fn adopt_message(&mut self, run_id: RunId, found: &StreamMessage) -> Option<LookedUp> {
         let live = self.runs.get_mut(&run_id)?;
-        let id = found.headers.get(header::MSG_ID).map(String::as_str);
-        if id != Some(trigger::message_id(live.run()).as_str()) {
-            return Some(LookedUp::Stale { seq: found.seq });
+        let id = found.headers.get(header::MSG_ID).map(String::as_str).unwrap_or_default();
+        let number = id.rsplit_once(':').and_then(|(_, number)| number.parse::<u32>().ok());
+        match number.map(|number| number.cmp(&live.run().message_no)) {
+            Some(std::cmp::Ordering::Equal) => {}
+            // A later leader's: it is not this one's to judge.
+            Some(std::cmp::Ordering::Greater) => return None,
+            Some(std::cmp::Ordering::Less) | None => return Some(LookedUp::Stale { seq: found.seq }),
         }
         if live.phase != Phase::Ended {
             live.phase = Phase::Out;
@@ -148,7 +152,7 @@ impl Shard {
             // One of them may have replaced the message: what else was told about it is of no more interest, and would
             // be taken for news of its successor.
             if self.by_seq.get(&seq) == Some(&run_id) {
-                self.apply_signal(run_id, signal.kind, signal.deliveries, signal.at, None);
+                self.apply_signal(run_id, signal.kind, signal.deliveries, signal.at, signal.delivered_at);
             }
             self.signals_remove.push(signal);
         }
@@ -177,6 +181,7 @@ fn bind_to(run: &mut Run, found: &StreamMessage, prefix: &Prefix) {
         run.handler = handler;
     }
     if let Some(attempts) = told(header::MAX_ATTEMPTS).and_then(|text| text.parse().ok()) {
-        run.max_attempts = attempts;
+        // What was handed back meanwhile has raised it, and is not counted.
+        run.max_attempts = run.max_attempts.max(attempts);
     }
 }
