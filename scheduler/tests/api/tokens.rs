@@ -100,6 +100,21 @@ async fn with_tokens_each_route_takes_its_role() -> Result<()> {
     Ok(())
 }
 
+/// Who may what over NATS is configured from the document: a subject too many is a right too many.
+#[test]
+fn the_document_lists_the_subjects_of_each_role() -> Result<()> {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/api.md");
+    let text = std::fs::read_to_string(path)?;
+    for role in [Role::Viewer, Role::Operator, Role::Admin] {
+        let of_role = ROUTES.iter().filter(|route| route.role == role);
+        let subjects: Vec<String> = of_role.map(|route| format!("`{}`", route.subject)).collect();
+        let also = if role == Role::Viewer { "" } else { "also " };
+        let row = format!("| `{}` | {also}{} |", role.as_str(), subjects.join(" "));
+        assert!(text.contains(&row), "docs/api.md, Over NATS, lacks:\n{row}");
+    }
+    Ok(())
+}
+
 #[tokio::test]
 async fn a_token_that_does_not_count_is_refused_and_says_why() -> Result<()> {
     let world = World::start().await?;
@@ -239,6 +254,52 @@ async fn a_live_stream_ends_with_the_token_that_opened_it() -> Result<()> {
     world.revoke("short").await?;
     let mut rest = Vec::new();
     tokio::time::timeout(Duration::from_secs(10), stream.read_to_end(&mut rest)).await??;
+    Ok(())
+}
+
+/// What reads nothing from the database would otherwise go on with tokens that may have been revoked long ago.
+#[tokio::test]
+async fn a_live_stream_ends_when_the_database_has_been_away_for_too_long() -> Result<()> {
+    let world = World::start().await?;
+    let token = world.token("a", Role::Viewer, None).await?;
+    let mut stream = tokio::net::TcpStream::connect(world.addr).await?;
+    let request = format!(
+        "GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\nConnection: close\r\n\r\n"
+    );
+    stream.write_all(request.as_bytes()).await?;
+    let mut head = [0; 12];
+    stream.read_exact(&mut head).await?;
+    assert_eq!(&head, b"HTTP/1.1 200");
+    world.clock.advance(i64::try_from(TRUSTED.as_millis())? + 1);
+    let mut rest = Vec::new();
+    tokio::time::timeout(Duration::from_secs(10), stream.read_to_end(&mut rest)).await??;
+    Ok(())
+}
+
+/// A proxy on this machine connects from loopback for whoever reaches it.
+#[tokio::test]
+async fn without_tokens_what_comes_through_a_proxy_is_refused() -> Result<()> {
+    let world = World::start().await?;
+    let get = reqwest::Method::GET;
+    let headers = [
+        ("Forwarded", "for=192.0.2.1"),
+        ("X-Forwarded-For", "127.0.0.1"),
+        ("X-Forwarded-Host", "localhost"),
+        ("X-Forwarded-Proto", "https"),
+        ("X-Real-IP", "192.0.2.1"),
+        ("Via", "1.1 proxy"),
+    ];
+    for header in headers {
+        let refused = world.send(get.clone(), "/tasks", None, &[header]).await?.refused(403);
+        assert!(refused.body["detail"].as_str().unwrap().contains("`ax token create`"), "{}", refused.body);
+        assert_eq!(world.page_with("/", &[header]).await?.0, 403, "{header:?}");
+    }
+    let token = world.token("a", Role::Viewer, None).await?;
+    let bearer = format!("Bearer {token}");
+    for header in headers {
+        world.send(get.clone(), "/tasks", None, &[header, ("Authorization", &bearer)]).await?.is(200);
+        world.send(get.clone(), "/tasks", None, &[header]).await?.refused(401);
+    }
     Ok(())
 }
 

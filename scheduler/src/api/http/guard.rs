@@ -21,6 +21,8 @@ use crate::metrics as names;
 const OPEN: [&str; 5] = ["/healthz", "/readyz", "/metrics", dashboard::SIGN_IN, dashboard::SIGN_OUT];
 /// How often those who listen to a stream are looked at again.
 const RECHECK: Duration = Duration::from_millis(500);
+/// Headers that proxies add; so is whatever begins with `X-Forwarded-`.
+const FORWARDED: [&str; 3] = ["forwarded", "x-real-ip", "via"];
 /// The cookie that holds the token of a person who has signed in.
 pub(crate) const COOKIE: &str = "ax_token";
 
@@ -62,7 +64,11 @@ fn refuse(door: &Door, path: &str, refused: ApiError) -> Response {
 fn admit(door: &Door, request: &Request) -> Result<Caller, ApiError> {
     let (uri, headers) = (request.uri(), request.headers());
     let open = !door.access.tokens.any();
-    check_origin(uri, headers, open && door.access.loopback)?;
+    let only_local = open && door.access.loopback;
+    check_origin(uri, headers, only_local)?;
+    if only_local {
+        check_not_forwarded(headers)?;
+    }
     let local = || {
         let addr = request.extensions().get::<ConnectInfo<SocketAddr>>();
         addr.map_or_else(|| "unknown".to_owned(), |ConnectInfo(addr)| addr.ip().to_string())
@@ -70,7 +76,7 @@ fn admit(door: &Door, request: &Request) -> Result<Caller, ApiError> {
     if OPEN.contains(&uri.path()) {
         return Ok(Caller { actor: local(), role: Role::Viewer });
     }
-    if open && door.access.loopback {
+    if only_local {
         return Ok(Caller { actor: local(), role: Role::Admin });
     }
     let missing = |detail: &str| ApiError::Unauthorized { detail: detail.to_owned(), shown: false };
@@ -94,7 +100,8 @@ fn admit(door: &Door, request: &Request) -> Result<Caller, ApiError> {
     door.access.tokens.bearer(secret)
 }
 
-/// Returns when those who sent these headers may no longer listen: a stream outlives the check at its start.
+/// Returns when those who sent these headers may no longer listen: a stream outlives the check at its start. What is let
+/// in here is what [`admit`] lets in, so that streams end, too, when the database has been away for too long.
 pub(super) async fn no_longer_let_in(door: Door, headers: HeaderMap) {
     let mut every = tokio::time::interval(RECHECK);
     loop {
@@ -102,8 +109,12 @@ pub(super) async fn no_longer_let_in(door: Door, headers: HeaderMap) {
         let tokens = &door.access.tokens;
         let shown = headers.get(header::AUTHORIZATION).and_then(|value| bearer(value.as_bytes()).ok());
         let let_in = match shown.or_else(|| cookie(&headers)) {
-            _ if !tokens.any() => door.access.loopback,
-            Some(secret) => !matches!(tokens.bearer(secret), Err(ApiError::Unauthorized { .. })),
+            _ if !tokens.any() => {
+                door.access.loopback
+                    && check_origin(&Uri::default(), &headers, true).is_ok()
+                    && check_not_forwarded(&headers).is_ok()
+            }
+            Some(secret) => tokens.bearer(secret).is_ok(),
             None => false,
         };
         if !let_in {
@@ -153,6 +164,19 @@ fn check_origin(uri: &Uri, headers: &HeaderMap, only_local: bool) -> Result<(), 
     Ok(())
 }
 
+/// Without tokens whoever connects from this machine is an administrator. A proxy on this machine connects for others, so
+/// what says that it comes through one is refused. Not every proxy says so: `docs/api.md` tells to make a token first.
+fn check_not_forwarded(headers: &HeaderMap) -> Result<(), ApiError> {
+    let told = |name: &str| FORWARDED.contains(&name) || name.starts_with("x-forwarded-");
+    match headers.keys().find(|name| told(name.as_str())) {
+        None => Ok(()),
+        Some(name) => Err(ApiError::Forbidden(format!(
+            "the header {name} says that this came through a proxy, and behind a proxy a token is needed: make one with \
+             `ax token create`"
+        ))),
+    }
+}
+
 /// Whether a `Host` names this machine.
 fn is_local(host: &str) -> bool {
     let name = match host.strip_prefix('[') {
@@ -199,6 +223,20 @@ mod tests {
         }
         assert!(!check("localhost:8420", Some("http://evil.example")));
         assert!(!check("localhost:8420", Some("null")));
+    }
+
+    #[test]
+    fn what_a_proxy_passes_on_is_told_by_its_headers() {
+        let check = |name: &'static str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::HOST, "localhost:8420".parse().unwrap());
+            headers.insert(name, "192.0.2.1".parse().unwrap());
+            check_not_forwarded(&headers).is_ok()
+        };
+        for name in ["forwarded", "via", "x-real-ip", "x-forwarded-for", "x-forwarded-host", "x-forwarded-port"] {
+            assert!(!check(name), "{name}");
+        }
+        assert!(check("x-request-id"));
     }
 
     #[test]
