@@ -4,8 +4,8 @@ use std::collections::HashSet;
 
 use anyhow::Result;
 use ax_scheduler::core::run::{Attempt, AttemptOutcome, RunState};
-use ax_scheduler::ports::{Batch, Store as _};
-use ax_shared::RunId;
+use ax_scheduler::ports::{Batch, Bus as _, Store as _};
+use ax_shared::{RunId, TaskId};
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -121,6 +121,53 @@ async fn an_enqueue_is_all_or_nothing() -> Result<()> {
     let second = world.post("/enqueue", body).await?.is(201);
     assert_eq!(created(&second), [false, false, false, true]);
     assert_eq!(second["runs"][0], json!({"run_id": first["runs"][0]["run_id"], "created": false}));
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_enqueue_leaves_one_line_in_the_audit_about_what_is_new() -> Result<()> {
+    let world = World::start().await?;
+    world.post("/apply", json!([task("a", json!({})), task("b", json!({}))])).await?.is(200);
+    let lines = || {
+        let all = world.store.audit().into_iter().filter(|line| line.action == "runs.enqueued");
+        all.map(|line| (line.actor, line.subject, line.detail)).collect::<Vec<_>>()
+    };
+    let keyed = json!([{"task_id": "b", "idempotency_key": "k"}, {"task_id": "a", "idempotency_key": "k"},
+        {"task_id": "a", "idempotency_key": "k"}]);
+    let first = world.post("/enqueue", json!({"runs": keyed})).await?.is(201);
+    let actor = "127.0.0.1".to_owned();
+    let subject = |answer: &Value, i: usize| answer["runs"][i]["run_id"].as_str().unwrap().to_owned();
+    let line = (actor.clone(), subject(&first, 0), json!({"count": 2, "tasks": ["a", "b"]}));
+    assert_eq!(lines(), [line.clone()], "one key twice is one run");
+
+    world.post("/enqueue", json!({"runs": keyed})).await?.is(201);
+    world.post("/enqueue", json!({"runs": []})).await?.is(201);
+    world.post("/enqueue", json!({"runs": [{"task_id": "a"}, {"task_id": "c"}]})).await?.refused(422);
+    assert_eq!(lines(), [line.clone()], "nothing new, nothing to tell");
+
+    let mut mixed = keyed.as_array().unwrap().clone();
+    mixed.push(json!({"task_id": "a"}));
+    let third = world.post("/enqueue", json!({"runs": mixed})).await?.is(201);
+    assert_eq!(lines(), [line, (actor, subject(&third, 3), json!({"count": 1, "tasks": ["a"]}))]);
+    Ok(())
+}
+
+/// Whoever claimed the key may have ended before it came to insert the run.
+#[tokio::test]
+async fn a_run_whose_key_is_known_and_which_is_not_there_is_told_in_the_audit() -> Result<()> {
+    let world = World::start().await?;
+    world.put("a", task("a", json!({}))).await?.is(201);
+    let id = RunId(uuid::Uuid::from_u128(7));
+    world.bus.claim_key(&TaskId::new("a")?, "k", id, std::time::Duration::from_secs(60)).await?;
+    let body = json!({"runs": [{"task_id": "a", "idempotency_key": "k"}]});
+    for created in [true, false] {
+        let answer = world.post("/enqueue", body.clone()).await?.is(201);
+        assert_eq!(answer["runs"], json!([{"run_id": id, "created": created}]));
+    }
+    let audit = world.store.audit();
+    let about: Vec<&str> =
+        audit.iter().filter(|line| line.action == "runs.enqueued").map(|line| line.subject.as_str()).collect();
+    assert_eq!(about, [id.to_string()]);
     Ok(())
 }
 
