@@ -311,15 +311,35 @@ fn is_node_name(name: &str) -> bool {
     !name.is_empty() && name.len() <= 64 && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-')
 }
 
-/// The text with the password between `:` and `@` of an address replaced.
+/// The text with the password of an address replaced: between `:` and `@`, and after `password=`, of which Postgres reads
+/// the one of a query.
 #[must_use]
 pub fn without_password(url: &str) -> String {
+    without_parameter(&without_authority(url))
+}
+
+fn without_authority(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
     let authority_end = rest.find(['/', '?']).unwrap_or(rest.len());
     let Some(at) = rest[..authority_end].rfind('@') else { return url.to_owned() };
     let user = rest[..at].split(':').next().unwrap_or_default();
     let shown = if rest[..at].contains(':') { format!("{user}:***") } else { "***".to_owned() };
     format!("{scheme}://{shown}{}", &rest[at..])
+}
+
+fn without_parameter(text: &str) -> String {
+    const NAME: &str = "password=";
+    // Changes no length, so that places in it are places in the text.
+    let lower = text.to_ascii_lowercase();
+    let (mut shown, mut from) = (String::with_capacity(text.len()), 0);
+    while let Some(at) = lower[from..].find(NAME) {
+        let value = from + at + NAME.len();
+        shown.push_str(&text[from..value]);
+        shown.push_str("***");
+        from = text[value..].find(|c: char| c == '&' || c.is_whitespace()).map_or(text.len(), |end| value + end);
+    }
+    shown.push_str(&text[from..]);
+    shown
 }
 
 /// Reads `500ms`, `5s`, `2m`, `1h`.
@@ -420,6 +440,10 @@ mod tests {
             ("nats://token@h", "nats://***@h"),
             ("nats://h:4222", "nats://h:4222"),
             ("sqlite://.ax/a@b.db", "sqlite://.ax/a@b.db"),
+            ("postgres://ax@h/db?password=s3cr@t&sslmode=require", "postgres://***@h/db?password=***&sslmode=require"),
+            ("postgres://h/db?user=ax&Password=a#ä&password=b", "postgres://h/db?user=ax&Password=***&password=***"),
+            ("postgres://ax:a@h?password=", "postgres://ax:***@h?password=***"),
+            ("host=h password=s3cret user=ax", "host=h password=*** user=ax"),
         ] {
             assert_eq!(without_password(url), shown);
         }
