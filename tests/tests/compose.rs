@@ -462,6 +462,45 @@ fn the_document_names_services_volumes_and_files_that_exist() -> Result<()> {
     Ok(())
 }
 
+/// What `setup.sh` does with an `ax` that lists tokens so: its exit code and what it changed.
+fn set_up(listing: &str, held: Option<&str>) -> Result<(Option<i32>, Vec<String>, Option<String>)> {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    let folder = Scratch::new("setup")?;
+    let (program, token, changes) = (folder.join("ax"), folder.join("admin.token"), folder.join("changes"));
+    let script = format!(
+        "#!/bin/sh\ncase \"$1 $2\" in\n'migrate ') ;;\n'token ls') {listing} ;;\n*) echo \"$2\" >>'{}'; echo ax_new ;;\nesac\n",
+        changes.display()
+    );
+    // Copied, so that this process never holds what is executed open for writing.
+    std::fs::write(folder.join("script"), script)?;
+    std::fs::set_permissions(folder.join("script"), std::fs::Permissions::from_mode(0o755))?;
+    ensure!(Command::new("cp").arg("-p").arg(folder.join("script")).arg(&program).status()?.success());
+    if let Some(held) = held {
+        std::fs::write(&token, held)?;
+    }
+    let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap_or_default());
+    let setup = dev::root().join("deploy/setup.sh");
+    let done = Command::new("sh").arg(setup).arg(&token).env("PATH", path).output()?;
+    let changes = std::fs::read_to_string(changes).unwrap_or_default().lines().map(ToOwned::to_owned).collect();
+    Ok((done.status.code(), changes, std::fs::read_to_string(token).ok().map(|text| text.trim().to_owned())))
+}
+
+#[test]
+fn a_database_that_does_not_answer_costs_no_good_token() -> Result<()> {
+    let kept = Some("ax_good".to_owned());
+    let none: Vec<String> = Vec::new();
+    ensure!(set_up("exit 1", Some("ax_good"))? == (Some(1), none.clone(), kept.clone()));
+    let listed = r#"printf '{\n  "tokens": [ { "name" : "admin", "role": "admin" } ]\n}\n'"#;
+    ensure!(set_up(listed, Some("ax_good"))? == (Some(0), none, kept), "however the list is laid out");
+
+    let new = Some("ax_new".to_owned());
+    ensure!(set_up(listed, None)? == (Some(0), vec!["revoke".into(), "create".into()], new.clone()));
+    let other = r#"echo '{"tokens":[{"name":"admin2","role":"admin"}]}'"#;
+    ensure!(set_up(other, Some("ax_old"))? == (Some(0), vec!["create".into()], new), "not ours");
+    Ok(())
+}
+
 /// Whoever asks a node's container for the token finds what `setup` wrote.
 #[test]
 fn the_token_is_read_where_it_is_written() -> Result<()> {
