@@ -4,6 +4,7 @@
 //! leader. After a write the leader is told by a hint; that the hint may get lost costs at most a second, since the
 //! leader looks by itself.
 
+mod candidate;
 mod cluster;
 mod fires;
 mod runs;
@@ -16,9 +17,10 @@ use ax_shared::{Prefix, RunId, Timestamp};
 use serde::Serialize;
 use uuid::{ContextV7, NoContext, Uuid};
 
+pub use self::candidate::{ApplyOptions, Expected};
 pub use self::fires::{PreviewRequest, UpcomingRequest};
 pub use self::runs::ListRuns;
-pub use self::tasks::{ApplyOptions, Expected, ListTasks};
+pub use self::tasks::ListTasks;
 use super::ApiError;
 use super::fields::Fields;
 pub use crate::core::token::Role;

@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::PoisonError;
 
 use ax_shared::definition::{Status, tasks_of_document};
-use ax_shared::{ConsumerName, FieldError, Group, Profile, TaskDefinition, TaskId, Timestamp};
+use ax_shared::{FieldError, Group, TaskDefinition, TaskId, Timestamp};
 use serde_json::{Value, json};
 
+use super::candidate::{ApplyOptions, Candidate, Expected, check_expected, consumer_of};
 use super::{Caller, Service, cursor, cursor_of, cut_page, delay_accepted_at, delayed_run_id, limit_of, no_such_task};
 use crate::api::ApiError;
 use crate::api::fields::Fields;
@@ -15,7 +16,6 @@ use crate::core::definitions::{
     AcceptContext, Accepted, AuditEntry, Change, DefinitionView, DefinitionWrite, TaskRow, accept, delete,
 };
 use crate::core::run::{Run, RunState, Stretch};
-use crate::core::schedule::Schedule;
 use crate::ports::{Hint, RunFilter, TaskFilter, TaskHistory};
 
 /// The longest time for which rows are planned ahead, in milliseconds.
@@ -24,40 +24,6 @@ const MAX_HORIZON_MS: i64 = 60_000;
 const PAUSED: &str = "paused";
 /// The most consumers of AX_TRIGGERS that definitions may need.
 const MAX_CONSUMERS: usize = 1000;
-
-/// What a caller expects of the version that it changes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Expected {
-    /// Nothing.
-    #[default]
-    Any,
-    /// That the task exists.
-    Existing,
-    /// That the task is at this version.
-    Version(u64),
-}
-
-/// How a document is to be applied.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct ApplyOptions {
-    /// Only tell what would be done.
-    pub dry_run: bool,
-    /// Refuse definitions that leave fields to a default which deserves a decision, also when the server would not.
-    pub strict: bool,
-}
-
-impl ApplyOptions {
-    /// Reads the options of a request.
-    ///
-    /// # Errors
-    /// Broken rules.
-    pub fn read(mut fields: Fields) -> Result<Self, ApiError> {
-        let options = Self { dry_run: fields.flag("dry_run"), strict: fields.flag("strict") };
-        fields.unsupported("prune");
-        fields.finish()?;
-        Ok(options)
-    }
-}
 
 /// Which tasks to list.
 #[derive(Debug, Clone, Default)]
@@ -86,74 +52,6 @@ impl ListTasks {
         fields.finish()?;
         Ok(Self { filter })
     }
-}
-
-/// A definition that has been checked, with its place in the document.
-struct Candidate {
-    path: String,
-    definition: TaskDefinition,
-    schedule: Option<Schedule>,
-    warnings: Vec<FieldError>,
-}
-
-impl Candidate {
-    fn read(value: &Value, path: &str, strict: bool) -> Result<Self, Vec<FieldError>> {
-        let under =
-            |errors: Vec<FieldError>| -> Vec<FieldError> { errors.into_iter().map(|e| e.under(path)).collect() };
-        let checked = TaskDefinition::from_json(value).map_err(under)?;
-        let mut definition = checked.definition;
-        // A zone is checked even where no schedule uses it.
-        let expr = definition.cron_expr.as_deref();
-        let schedule = Schedule::parse(expr.unwrap_or("@daily"), &definition.timezone)
-            .map_err(|e| under(vec![FieldError::new(e.field(), "schedule", e.to_string())]))?;
-        schedule.canonical_zone().clone_into(&mut definition.timezone);
-        let schedule = expr.is_some().then_some(schedule);
-        if strict && !checked.defaulted.is_empty() {
-            let message = "must be given: defaults are refused (strict)";
-            let errors = checked.defaulted.iter().map(|field| FieldError::new(*field, "required", message));
-            return Err(under(errors.collect()));
-        }
-        let mut warnings = Vec::new();
-        for field in checked.defaulted {
-            let value = match field {
-                "timeout_ms" => definition.timeout_ms.to_string(),
-                "max_retry" => definition.max_retry.to_string(),
-                _ => definition.dedup_window_seconds.to_string(),
-            };
-            let message = format!("{} leaves it to the default, {value}", definition.task_id);
-            warnings.push(FieldError::new(field, "defaulted", message).under(path));
-        }
-        Ok(Self { path: path.to_owned(), definition, schedule, warnings })
-    }
-
-    /// A schedule that is new must still have a fire to come; one that has come to its end may stay as it is.
-    fn check_against(&self, existing: Option<&TaskRow>, now: Timestamp) -> Result<(), FieldError> {
-        let Some(schedule) = &self.schedule else { return Ok(()) };
-        let known = existing.is_some_and(|row| {
-            row.deleted_at.is_none()
-                && row.definition.cron_expr == self.definition.cron_expr
-                && row.definition.timezone == self.definition.timezone
-        });
-        if known {
-            return Ok(());
-        }
-        schedule
-            .ensure_fires_after(now)
-            .map_err(|e| FieldError::new(e.field(), "schedule", e.to_string()).under(&self.path))
-    }
-
-    fn consumer(&self) -> String {
-        consumer_of(&self.definition)
-    }
-}
-
-fn consumer_of(definition: &TaskDefinition) -> String {
-    ConsumerName {
-        group: definition.executor_group.clone(),
-        queue: definition.queue_label.clone(),
-        profile: Profile::of(definition.timeout_ms, definition.max_retry),
-    }
-    .to_string()
 }
 
 /// What a change came to, with the row as it is afterwards.
@@ -497,19 +395,6 @@ fn accepted(existing: Option<&TaskRow>, definition: TaskDefinition, view: &Defin
     let accepted = accept(existing, definition, cx);
     let row = accepted.row.clone().or_else(|| existing.cloned());
     Changed { row: row.expect("what is unchanged exists"), accepted }
-}
-
-fn check_expected(id: &TaskId, existing: Option<&TaskRow>, expected: Expected) -> Result<(), ApiError> {
-    let live = existing.filter(|row| row.deleted_at.is_none());
-    match (expected, live) {
-        (Expected::Any, _) | (Expected::Existing, Some(_)) => Ok(()),
-        (Expected::Version(version), Some(row)) if row.version == version => Ok(()),
-        (Expected::Version(version), Some(row)) => Err(ApiError::conflict(format!(
-            "task {id:?} is at version {}, not {version} as If-Match says: read it again",
-            row.version
-        ))),
-        (_, None) => Err(ApiError::conflict(format!("there is no task {id:?}, but If-Match expects one"))),
-    }
 }
 
 fn write_of(caller: &Caller, view: &DefinitionView, changed: &[Changed], now: Timestamp) -> Option<DefinitionWrite> {
