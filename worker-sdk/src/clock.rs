@@ -22,6 +22,11 @@ impl Boot {
         Self(self.0.saturating_add(span))
     }
 
+    /// Time from `earlier` to this instant; zero when that lies ahead of it.
+    pub(crate) fn since(self, earlier: Self) -> Duration {
+        self.0.saturating_sub(earlier.0)
+    }
+
     /// Time since this instant; zero when it lies ahead.
     pub(crate) fn elapsed(self) -> Duration {
         boot().saturating_sub(self.0)

@@ -20,11 +20,19 @@ const RECONNECT_AT_MOST: Duration = Duration::from_secs(1);
 /// let worker = Worker::new("nats://127.0.0.1:4222", "payment");
 /// let worker = Worker::new(Nats::from_env(), "payment");
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Nats {
     urls: String,
     options: Option<ConnectOptions>,
     credentials: Option<PathBuf>,
+}
+
+impl std::fmt::Debug for Nats {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // Options may hold a password too.
+        let urls = masked(&self.urls);
+        f.debug_struct("Nats").field("urls", &urls).field("credentials", &self.credentials).finish_non_exhaustive()
+    }
 }
 
 impl Nats {
@@ -61,7 +69,7 @@ impl Nats {
         let servers = self
             .urls
             .split(',')
-            .map(|url| url.trim().parse::<ServerAddr>().map_err(|e| WorkerError::Address(self.urls.clone(), e)))
+            .map(|url| url.trim().parse::<ServerAddr>().map_err(|e| WorkerError::Address(masked(&self.urls), e)))
             .collect::<Result<Vec<_>, _>>()?;
         let mut options = self.options.clone().unwrap_or_else(|| {
             ConnectOptions::new()
@@ -95,6 +103,18 @@ impl From<&str> for Nats {
 impl From<String> for Nats {
     fn from(urls: String) -> Self {
         Self::new(urls)
+    }
+}
+
+/// Addresses without what one signs on with. A password may contain a comma or an @, so everything up to the last @ goes,
+/// but for the scheme.
+fn masked(urls: &str) -> String {
+    let Some(at) = urls.rfind('@') else { return urls.to_owned() };
+    let (secret, rest) = urls.split_at(at);
+    let scheme = secret.split_once("://").map(|(scheme, _)| scheme);
+    match scheme.filter(|scheme| scheme.bytes().all(|b| b.is_ascii_alphabetic())) {
+        Some(scheme) => format!("{scheme}://***{rest}"),
+        None => format!("***{rest}"),
     }
 }
 
@@ -132,6 +152,21 @@ mod tests {
     fn escapes_are_read_and_reconnecting_begins_at_once() {
         assert_eq!(percent_decoded("p%40ss%"), "p@ss%");
         assert_eq!((reconnect_delay(1), reconnect_delay(usize::MAX)), (Duration::ZERO, RECONNECT_AT_MOST));
+    }
+
+    #[tokio::test]
+    async fn a_password_is_printed_neither_by_an_error_nor_by_debug() {
+        for (urls, shown) in [
+            ("nats://me:secret@a b", "nats://***@a b"),
+            ("me:se,cret@a b", "***@a b"),
+            ("nats://me:se@cret@a:1,tls://token-secret@b c", "nats://***@b c"),
+        ] {
+            let nats = Nats::new(urls);
+            let error = nats.connect().await.unwrap_err();
+            assert!(matches!(&error, WorkerError::Address(url, _) if url == shown), "{error}");
+            let printed = format!("{error} {error:?} {nats:?}");
+            assert!(!printed.contains("cret") && !printed.contains("me:"), "{printed}");
+        }
     }
 
     #[tokio::test]

@@ -21,7 +21,7 @@ use crate::{Context, Failure, Nats};
 /// Why a worker cannot begin, or has ended.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerError {
-    /// It is not an address of NATS.
+    /// It is not an address of NATS; what stands before its @ is masked.
     #[error("not an address of NATS: {0:?}")]
     Address(String, #[source] std::io::Error),
     /// The credentials file cannot be read.

@@ -102,9 +102,12 @@ pub(crate) async fn make(
 async fn stop(task: &mut Still, why: End, timeout: Duration) -> End {
     if let Ok(ended) = tokio::time::timeout(STOP_WITHIN, &mut *task).await {
         // What it did in its last moment counts if it is a success that came in time.
-        return match (why, end_of(ended, timeout)) {
-            (End::Released | End::Cancelled, end @ End::Succeeded(_)) => end,
-            (why, _) => why,
+        let end = end_of(ended, timeout);
+        return match why {
+            End::Released | End::Cancelled if matches!(end, End::Succeeded(_)) => end,
+            End::Succeeded(_) | End::Failed(_) | End::TimedOut | End::Cancelled | End::Released | End::Superseded => {
+                why
+            }
         };
     }
     task.abort();

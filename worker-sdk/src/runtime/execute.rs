@@ -16,7 +16,7 @@ use super::capacity::Slot;
 use super::hold::Hold;
 use super::outbox::Earlier;
 use super::outcome::{self, Answer, Outcome, Span};
-use super::trigger::{Trigger, deliveries};
+use super::trigger::{self, Trigger, deliveries};
 use super::{ANSWER_WITHIN, Shared};
 use crate::Failure;
 use crate::clock::{self, Boot};
@@ -102,17 +102,23 @@ pub(super) async fn execute(shared: Arc<Shared>, delivery: Delivery, mut slot: S
         Err(error) => {
             let later = delivery.headers.get(header::VERSION).is_some_and(|v| v.as_str() != WIRE_VERSION.to_string());
             tracing::warn!(error, "a message cannot be read as a trigger");
-            let answer = if later { AckKind::Nak(Some(DOUBT_AFTER)) } else { AckKind::Term };
-            return shared.answer(hold, answer).await;
+            if later {
+                return shared.answer(hold, AckKind::Nak(Some(DOUBT_AFTER))).await;
+            }
+            return end_unreadable(&shared, &delivery, error).await;
         }
     };
     slot.shrink(trigger.weight);
     log(&trigger, "received", None);
-    let Some(running) = enter(&shared, &trigger, hold).await else { return };
+    let Some(running) = hold.during(&shared, enter(&shared, trigger.facts.run.run_id)).await else {
+        let why = "an earlier attempt in this worker has not stopped yet".to_owned();
+        let outcome = Outcome::released(&trigger, &shared.worker_id, why, DOUBT_AFTER);
+        return conclude(&shared, &trigger, &outcome, hold).await;
+    };
 
     let highest = shared.epoch.fetch_max(trigger.epoch, Ordering::Relaxed);
     if delivery.deliveries > 1 || trigger.republished || trigger.epoch < highest {
-        match shared.earlier_success(&trigger.facts.run).await {
+        match hold.during(&shared, shared.earlier_success(&trigger.facts.run)).await {
             Earlier::None => {}
             Earlier::Success(told) => {
                 // Its first telling may have been lost with a stream, or never been read: told again as it was.
@@ -128,6 +134,16 @@ pub(super) async fn execute(shared: Arc<Shared>, delivery: Delivery, mut slot: S
         }
     }
 
+    // All this may have taken a while; from here on nothing is sent until the handler has ended or has to stop.
+    if !hold.lasts(trigger.facts.timeout + STOP_WITHIN) {
+        hold.extend(&shared).await;
+    }
+    if !hold.is_ours() {
+        return tracing::warn!(
+            run_id = %trigger.facts.run.run_id, task_id = %trigger.facts.run.task_id, attempt = trigger.facts.attempt,
+            "the ack deadline has passed before the work began; the run is left to others"
+        );
+    }
     let outcome = match shared.handlers.get(&trigger.facts.handler) {
         _ if trigger.version != WIRE_VERSION => {
             let why = format!("this worker does not know version {} of the wire format", trigger.version);
@@ -165,9 +181,8 @@ pub(super) async fn execute(shared: Arc<Shared>, delivery: Delivery, mut slot: S
 }
 
 /// Enters the run in the list of what runs. An earlier attempt of it in this very worker, whose message has been given to
-/// it again, is stopped first; one that does not stop keeps the new one waiting.
-async fn enter(shared: &Arc<Shared>, trigger: &Trigger, hold: &Hold) -> Option<Running> {
-    let run_id = trigger.facts.run.run_id;
+/// it again, is stopped first; none when it does not stop.
+async fn enter(shared: &Arc<Shared>, run_id: RunId) -> Option<Running> {
     for _ in 0..2 {
         match Running::enter(shared, run_id) {
             Ok(running) => return Some(running),
@@ -177,10 +192,21 @@ async fn enter(shared: &Arc<Shared>, trigger: &Trigger, hold: &Hold) -> Option<R
             }
         }
     }
-    let why = "an earlier attempt in this worker has not stopped yet".to_owned();
-    let outcome = Outcome::released(trigger, &shared.worker_id, why, DOUBT_AFTER);
-    conclude(shared, trigger, &outcome, hold).await;
-    None
+    // It may have stopped in the last of these moments.
+    Running::enter(shared, run_id).ok()
+}
+
+/// Ends a message that nobody can read. Its headers may say which run it was: that has failed, and is told first.
+async fn end_unreadable(shared: &Shared, delivery: &Delivery, error: String) {
+    let hold = &delivery.hold;
+    if let Some((run, attempt)) = trigger::address(&delivery.headers, delivery.deliveries, &shared.group) {
+        let failure = Failure::give_up(format!("the trigger cannot be read: {error}")).of_kind("trigger");
+        let body = outcome::unreadable(&run, attempt, &shared.worker_id, failure, clock::wall());
+        if !shared.insist("failed", &run, attempt, serde_json::to_vec(&body).unwrap_or_default(), hold).await {
+            return;
+        }
+    }
+    shared.answer(hold, AckKind::Term).await;
 }
 
 /// Lets the handler work. Answers what to tell, and the handler if it does not stop.
@@ -202,31 +228,32 @@ async fn work(
         supersede: running.entry.supersede.clone(),
     };
     let (attempt, aside) = Attempt::begin(facts.clone(), shared.fetch.clone());
-    let over = CancellationToken::new();
+    let (over, flushed) = (CancellationToken::new(), CancellationToken::new());
     // `started` is told beside the work, which does not wait for it; but it is confirmed or lost before the outcome is
-    // told, and so are log lines and progress.
-    let (_, (), ended) = tokio::join!(
-        shared.tell("started", &facts.run, facts.attempt, started.into()),
-        shared.tell_aside(trigger, &attempt, aside, &over),
+    // told, and so are log lines and progress. Meanwhile the run, which has ended, is kept.
+    let ((), ended) = tokio::join!(
+        async {
+            tokio::join!(
+                shared.tell("started", &facts.run, facts.attempt, started.into()),
+                shared.tell_aside(trigger, &attempt, aside, &over),
+            );
+            flushed.cancel();
+        },
         async {
             let payload = trigger.payload.clone();
             let stopping = hold.extend(shared);
             let made = attempt::make(&shared.runtime, handler, attempt.clone(), payload, span, &stops, stopping).await;
             over.cancel();
+            hold.during(shared, flushed.cancelled()).await;
             made
         }
     );
     let times = Span { started_at: ended.started_at, finished_at: ended.finished_at };
     let end = match ended.end {
-        End::Succeeded(result) => {
-            if !hold.lasts(2 * ANSWER_WITHIN) {
-                hold.extend(shared).await;
-            }
-            match shared.result(&facts.run, result, hold).await {
-                Ok(result) => End::Succeeded(result),
-                Err(why) => End::Failed(Failure::retry(format!("the result cannot be stored: {why}"))),
-            }
-        }
+        End::Succeeded(result) => match shared.result(&facts.run, result, hold).await {
+            Ok(result) => End::Succeeded(result),
+            Err(why) => End::Failed(Failure::retry(format!("the result cannot be stored: {why}"))),
+        },
         end => end,
     };
     (Outcome::of(trigger, &shared.worker_id, end, times, random()), ended.still)

@@ -6,6 +6,9 @@
 //!
 //! The deadline is counted from when the pull was sent, which is before the delivery: this worker gives the message up
 //! before the server does.
+//!
+//! Nothing about a delivery is sent while there is no connection: the client would keep it and send it at some later
+//! time, when the message may be somebody else's.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -18,6 +21,9 @@ use crate::clock::Boot;
 
 /// Given up this much earlier than the server does.
 const MARGIN: Duration = Duration::from_millis(200);
+
+/// Pause after an extension, confirmed or not.
+const EXTEND_AGAIN_AFTER: Duration = Duration::from_millis(250);
 
 /// One delivery, as long as it is this worker's.
 pub(super) struct Hold {
@@ -54,7 +60,7 @@ impl Hold {
 
     /// Lets the ack deadline begin anew, if the server confirms that it does. Otherwise it stays as it was.
     pub(super) async fn extend(&self, shared: &Shared) {
-        let Some(ack) = self.ack() else { return };
+        let Some(ack) = self.ack().filter(|_| shared.is_connected()) else { return };
         let sent = Boot::now();
         let request = Request::new().payload(AckKind::Progress.into()).timeout(Some(ANSWER_WITHIN));
         let answered = tokio::time::timeout(ANSWER_WITHIN, shared.client.send_request(ack.clone(), request)).await;
@@ -66,16 +72,26 @@ impl Hold {
         }
     }
 
-    /// Does `work`, meanwhile letting the ack deadline begin anew again and again.
+    /// Does `work`, meanwhile letting the ack deadline begin anew whenever a third of the time is spent.
     pub(super) async fn during<T>(&self, shared: &Shared, work: impl Future<Output = T>) -> T {
-        tokio::pin!(work);
-        loop {
-            tokio::select! {
-                biased;
-                done = &mut work => return done,
-                () = tokio::time::sleep(self.wait / 3) => self.extend(shared).await,
-            }
+        tokio::select! {
+            biased;
+            done = work => done,
+            never = self.keep(shared) => never,
         }
+    }
+
+    async fn keep<T>(&self, shared: &Shared) -> T {
+        loop {
+            tokio::time::sleep(self.fresh_for()).await;
+            self.extend(shared).await;
+            tokio::time::sleep(EXTEND_AGAIN_AFTER).await;
+        }
+    }
+
+    /// Time until a third of the deadline is spent.
+    fn fresh_for(&self) -> Duration {
+        self.until().since(Boot::now()).saturating_sub(self.wait * 2 / 3)
     }
 }
 
@@ -89,7 +105,8 @@ mod tests {
         let fresh = Hold::new(ack.clone(), Boot::now(), Duration::from_secs(3));
         assert!(fresh.is_ours() && fresh.ack().is_some());
         assert!(fresh.lasts(Duration::from_secs(2)) && !fresh.lasts(Duration::from_millis(2900)));
+        assert!(fresh.fresh_for() <= Duration::from_secs(1) && fresh.fresh_for() > Duration::from_millis(500));
         let late = Hold::new(ack, Boot::now(), MARGIN);
-        assert!(!late.is_ours() && late.ack().is_none());
+        assert!(!late.is_ours() && late.ack().is_none() && late.fresh_for().is_zero());
     }
 }

@@ -22,6 +22,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_nats::Client;
+use async_nats::connection::State;
 use async_nats::jetstream::{Context, context::ContextBuilder};
 use ax_shared::wire::GroupConfig;
 use ax_shared::{Group, Handler, Prefix, RunId};
@@ -75,6 +76,11 @@ struct Shared {
 impl Shared {
     fn running(&self) -> std::sync::MutexGuard<'_, HashMap<RunId, Entry>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether what is sent now leaves now. Without a connection the client keeps it and sends it later.
+    fn is_connected(&self) -> bool {
+        self.client.connection_state() == State::Connected
     }
 
     /// Lets other workers pull first.

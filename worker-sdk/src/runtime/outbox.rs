@@ -1,15 +1,15 @@
 //! What a worker tells: events, confirmed by the stream, and acks, confirmed by the consumer.
 //!
-//! Everything is told again until it is confirmed; events carry an id, so that the stream keeps one of them. Log lines
-//! and progress are told once.
+//! Events are told again until they are confirmed; they carry an id, so that the stream keeps one of them. An answer to a
+//! delivery is repeated only while it cannot be taken for one to the next delivery. Log lines and progress are told once.
 
+use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use async_nats::HeaderMap;
-use async_nats::Request;
 use async_nats::jetstream::stream::LastRawMessageErrorKind;
 use async_nats::jetstream::{AckKind, Context};
+use async_nats::{HeaderMap, Request, RequestErrorKind};
 use ax_shared::subjects::header;
 use ax_shared::wire::{EventBody, MAX_INLINE_RESULT_BYTES};
 use ax_shared::{Prefix, RunAddress};
@@ -24,6 +24,7 @@ use tokio_util::sync::CancellationToken;
 use super::hold::Hold;
 use super::trigger::Trigger;
 use super::{ANSWER_WITHIN, Shared};
+use crate::clock::Boot;
 use crate::context::{ASIDE, Aside, Attempt, LogLine, line};
 
 /// How long an outcome is told again before the message is left to be delivered anew.
@@ -31,8 +32,12 @@ const INSIST_FOR: Duration = Duration::from_secs(120);
 /// The same in a worker whose grace is over.
 const INSIST_WHEN_STOPPING: Duration = Duration::from_secs(5);
 const TRY_AGAIN_AFTER: Duration = Duration::from_millis(250);
-/// Attempts to have an ack confirmed; the event has told the outcome already.
-const ACK_ATTEMPTS: u32 = 5;
+/// How long an answer is sent again; the event has told the outcome already.
+const ANSWER_FOR: Duration = Duration::from_secs(10);
+/// How long log lines and progress are told after the end of an attempt; the rest is dropped.
+const DRAIN_WITHIN: Duration = Duration::from_millis(1500);
+/// How long it may take to tell how many were dropped.
+const COUNT_WITHIN: Duration = Duration::from_millis(500);
 /// How often progress is told at most.
 const PROGRESS_EVERY: Duration = Duration::from_millis(500);
 /// How long storing or loading a large result may take.
@@ -91,16 +96,40 @@ impl Shared {
     }
 
     /// Answers a delivery and waits for the confirmation. (async-nats' `double_ack` takes "no responders" for one.)
+    ///
+    /// An answer whose confirmation is lost has perhaps been heard. After an ACK or a TERM there is no next delivery, so
+    /// it is sent again; after a NAK there may be one, which a repetition would hit: that is left to the ack deadline.
     pub(super) async fn answer(&self, hold: &Hold, kind: AckKind) {
-        for _ in 0..ACK_ATTEMPTS {
+        let until = Instant::now() + ANSWER_FOR;
+        let mut perhaps_heard: Option<Boot> = None;
+        while Instant::now() < until {
             let Some(ack) = hold.ack() else { return };
-            let request = Request::new().payload(kind.into()).timeout(Some(ANSWER_WITHIN));
-            let answered = tokio::time::timeout(ANSWER_WITHIN, self.client.send_request(ack.clone(), request)).await;
-            match answered {
-                Ok(Ok(answer)) if answer.status.is_none() => return,
-                Ok(Ok(answer)) => tracing::debug!(status = ?answer.status, "an ack was not confirmed"),
-                Ok(Err(error)) => tracing::debug!(%error, "an ack was not confirmed"),
-                Err(_) => tracing::debug!("an ack was not answered"),
+            if !perhaps_heard.is_none_or(|first| may_repeat(&kind, first.elapsed())) {
+                return;
+            }
+            if self.is_connected() {
+                let sent = Boot::now();
+                let request = Request::new().payload(kind.into()).timeout(Some(ANSWER_WITHIN));
+                let answered = self.client.send_request(ack.clone(), request);
+                match tokio::time::timeout(ANSWER_WITHIN, answered).await {
+                    Ok(Ok(answer)) if answer.status.is_none() => return,
+                    Ok(Ok(answer)) => {
+                        perhaps_heard.get_or_insert(sent);
+                        tracing::debug!(status = ?answer.status, "an answer was not confirmed");
+                    }
+                    // There was nobody to hear it.
+                    Ok(Err(error)) if error.kind() == RequestErrorKind::NoResponders => {
+                        tracing::debug!(%error, "an answer was not confirmed");
+                    }
+                    Ok(Err(error)) => {
+                        perhaps_heard.get_or_insert(sent);
+                        tracing::debug!(%error, "an answer was not confirmed");
+                    }
+                    Err(_) => {
+                        perhaps_heard.get_or_insert(sent);
+                        tracing::debug!("an answer was not confirmed in time");
+                    }
+                }
             }
             tokio::time::sleep(TRY_AGAIN_AFTER).await;
         }
@@ -147,7 +176,8 @@ impl Shared {
         to_raw_value(&json!({ "$object": name, "size": info.size, "digest": info.digest })).map_err(|e| e.to_string())
     }
 
-    /// Tells log lines and progress of an attempt as they come, until it is `over` and everything has been told.
+    /// Tells log lines and progress of an attempt as they come, until it is `over` and what waits has been told, or was
+    /// not to be told in a short time.
     pub(super) async fn tell_aside(
         &self,
         trigger: &Trigger,
@@ -155,11 +185,41 @@ impl Shared {
         mut aside: mpsc::Receiver<Aside>,
         over: &CancellationToken,
     ) {
+        let mut some = VecDeque::new();
+        let enough = async {
+            over.cancelled().await;
+            tokio::time::sleep(DRAIN_WITHIN).await;
+        };
+        tokio::select! {
+            biased;
+            () = self.tell_all_aside(trigger, &mut aside, &mut some, over) => {}
+            () = enough => {}
+        }
+        aside.close();
+        while let Ok(one) = aside.try_recv() {
+            some.push_back(one);
+        }
+        let left = some.iter().filter(|one| matches!(one, Aside::Log(_))).count();
+        let dropped = attempt.dropped.swap(0, Ordering::Relaxed) + left as u64;
+        if dropped > 0 {
+            let count = line(format!("({dropped} lines came too fast and were dropped)"));
+            let _ = tokio::time::timeout(COUNT_WITHIN, self.tell_line(&trigger.facts.run, &count)).await;
+        }
+    }
+
+    /// The same, however long it takes. What was received and not told yet stays in `some`.
+    async fn tell_all_aside(
+        &self,
+        trigger: &Trigger,
+        aside: &mut mpsc::Receiver<Aside>,
+        some: &mut VecDeque<Aside>,
+        over: &CancellationToken,
+    ) {
         let run = &trigger.facts.run;
         let mut progress = None;
         let mut told = 0_u64;
         let mut next = Instant::now();
-        let mut some = Vec::new();
+        let mut received = Vec::new();
         let mut open = true;
         loop {
             tokio::select! {
@@ -168,13 +228,15 @@ impl Shared {
                     open = false;
                 }
                 () = tokio::time::sleep_until(next), if progress.is_some() => {}
-                count = aside.recv_many(&mut some, ASIDE) => open = open && count > 0,
+                count = aside.recv_many(&mut received, ASIDE) => open = open && count > 0,
             }
-            for aside in some.drain(..) {
-                match aside {
-                    Aside::Log(line) => self.tell_line(run, &line).await,
-                    Aside::Progress { percent, message } => progress = Some((percent, message)),
+            some.extend(received.drain(..));
+            while let Some(one) = some.front() {
+                match one {
+                    Aside::Log(line) => self.tell_line(run, line).await,
+                    Aside::Progress { percent, message } => progress = Some((*percent, message.clone())),
                 }
+                some.pop_front();
             }
             let ended = !open && aside.is_empty();
             if (ended || Instant::now() >= next)
@@ -190,12 +252,8 @@ impl Shared {
                 self.tell_as("progress", run, id, body.into()).await;
             }
             if ended {
-                break;
+                return;
             }
-        }
-        let dropped = attempt.dropped.swap(0, Ordering::Relaxed);
-        if dropped > 0 {
-            self.tell_line(run, &line(format!("({dropped} lines came too fast and were dropped)"))).await;
         }
     }
 
@@ -209,6 +267,15 @@ impl Shared {
     }
 }
 
+/// Whether an answer that was perhaps heard `ago` may be sent once more: not when it may arrive after the next delivery.
+fn may_repeat(kind: &AckKind, ago: Duration) -> bool {
+    match kind {
+        AckKind::Ack | AckKind::Term => true,
+        AckKind::Nak(Some(wait)) => ago + ANSWER_WITHIN < *wait,
+        AckKind::Nak(None) | AckKind::Progress | AckKind::Next => false,
+    }
+}
+
 /// Loads a large result, checked against its digest.
 pub(super) async fn fetch(jetstream: Context, prefix: Prefix, name: String) -> Result<Bytes, String> {
     let load = async {
@@ -219,4 +286,19 @@ pub(super) async fn fetch(jetstream: Context, prefix: Prefix, name: String) -> R
         Ok(bytes.into())
     };
     tokio::time::timeout(OBJECT_WITHIN, load).await.map_err(|_| "no answer in time".to_owned())?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_is_repeated_only_while_there_can_be_no_next_delivery() {
+        let long_ago = Duration::from_secs(3600);
+        assert!(may_repeat(&AckKind::Ack, long_ago) && may_repeat(&AckKind::Term, long_ago));
+        assert!(!may_repeat(&AckKind::Nak(None), Duration::ZERO));
+        let in_five = AckKind::Nak(Some(Duration::from_secs(5)));
+        assert!(may_repeat(&in_five, Duration::from_millis(2900)));
+        assert!(!may_repeat(&in_five, Duration::from_secs(3)));
+    }
 }

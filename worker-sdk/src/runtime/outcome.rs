@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use ax_shared::Timestamp;
 use ax_shared::wire::EventBody;
+use ax_shared::{RunAddress, Timestamp};
 use serde::Serialize;
 use serde_json::value::RawValue;
 
@@ -126,6 +126,22 @@ impl Outcome {
 /// The event `started`.
 pub(crate) fn started(trigger: &Trigger, worker_id: &str, at: Timestamp) -> EventBody {
     EventBody { at: Some(at), ..body(trigger, worker_id) }
+}
+
+/// The event `failed` of a run whose trigger cannot be read.
+pub(crate) fn unreadable(
+    run: &RunAddress,
+    attempt: u32,
+    worker_id: &str,
+    failure: Failure,
+    at: Timestamp,
+) -> EventBody {
+    let mut body = EventBody::new(run.run_id, attempt);
+    body.worker_id = Some(worker_id.to_owned());
+    body.finished_at = Some(at);
+    body.error = Some(failure.error);
+    body.retry = Some(false);
+    body
 }
 
 fn body(trigger: &Trigger, worker_id: &str) -> EventBody {

@@ -151,7 +151,7 @@ fn start(
             let wait = match asking {
                 Mood::Empty if room < idle as u64 => Some(ROTATE),
                 Mood::Empty => Some(WAIT),
-                _ => None,
+                Mood::Ask | Mood::Open => None,
             };
             source.mood = Mood::Open;
             open.push(Box::pin(fetch(shared.clone(), source.consumer.clone(), slots, wait, runs.clone())));
@@ -190,7 +190,10 @@ async fn fetch(
         Some(messages)
     };
     let mut answered = false;
-    if let Ok(Some(mut messages)) = tokio::time::timeout(ANSWER_WITHIN, opened).await {
+    // Without a connection the pull would leave when it comes back, and what it brings would go to nobody.
+    if shared.is_connected()
+        && let Ok(Some(mut messages)) = tokio::time::timeout(ANSWER_WITHIN, opened).await
+    {
         let within = wait.unwrap_or_default() + ANSWER_WITHIN;
         while slots.len() > 0 {
             let Ok(Some(message)) = tokio::time::timeout(within, messages.next()).await else { break };

@@ -82,6 +82,15 @@ impl Trigger {
     }
 }
 
+/// Reads which run a message is about, and which attempt, when only its headers can be read.
+pub(super) fn address(headers: &HeaderMap, deliveries: u32, group: &Group) -> Option<(RunAddress, u32)> {
+    let text = |name: &str| headers.get(name).map(async_nats::HeaderValue::as_str);
+    let run_id = text(header::RUN_ID)?.parse().ok()?;
+    let task_id = TaskId::new(text(header::TASK_ID)?).ok()?;
+    let base: u32 = text(header::ATTEMPT_BASE).and_then(|base| base.parse().ok()).unwrap_or(0);
+    Some((RunAddress { group: group.clone(), task_id, run_id }, base.saturating_add(deliveries)))
+}
+
 /// Reads `initial,multiplier,max,jitter`.
 fn read_backoff(value: &str) -> Option<RetryBackoff> {
     let mut parts = value.split(',').map(str::trim);

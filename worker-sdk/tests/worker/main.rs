@@ -1,6 +1,7 @@
 //! The worker against a real nats-server, with triggers published by hand.
 
 mod aside;
+mod between;
 mod definitions;
 mod living;
 mod outcomes;

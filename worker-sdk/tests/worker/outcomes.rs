@@ -317,3 +317,25 @@ async fn after_a_failure_another_worker_gets_the_first_chance() -> Result<()> {
     bad.stop().await?;
     good.stop().await
 }
+
+#[tokio::test]
+async fn a_trigger_that_cannot_be_read_ends_its_run_and_not_only_its_message() -> Result<()> {
+    let world = World::new().await?;
+    world.consumer(60_000, 3).await?;
+    let worker = world.start(|w| w.handler("work", nothing));
+    let run = ax_shared::RunId(uuid::Uuid::now_v7());
+    let mut headers = async_nats::HeaderMap::new();
+    let run_text = run.to_string();
+    for (name, value) in [("Ax-Version", "1"), ("Ax-Run-Id", run_text.as_str()), ("Ax-Task-Id", "some.task")] {
+        headers.insert(name, value);
+    }
+    let profile = ax_shared::Profile::of(60_000, 3);
+    let subject = format!("ax.trigger.g.default.{profile}.some.task.{run}");
+    world.context.publish_with_headers(subject, headers, "{}".into()).await?.await?;
+    world.settled().await?;
+    let events = world.events().await?;
+    let (kind, id, body) = &events[0];
+    assert_eq!((events.len(), kind.as_str(), id), (1, "failed", &format!("{run}:1:failed")));
+    assert_eq!((&body["retry"], &body["error"]["kind"]), (&json!(false), &json!("trigger")));
+    worker.stop().await
+}

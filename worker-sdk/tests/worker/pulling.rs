@@ -5,11 +5,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use ax_shared::RunId;
-use ax_tests::{eventually, holds};
+use ax_tests::{eventually, holds, lasts};
 use ax_worker::{Context as Cx, Failure};
 use futures::{StreamExt, TryStreamExt};
 use serde_json::Value;
 
+use crate::between::Between;
 use crate::world::{SOON, Trigger, World, nothing};
 
 #[tokio::test]
@@ -195,4 +196,27 @@ async fn runs_of_a_rare_consumer_do_not_wait_behind_those_of_a_busy_one() -> Res
         worker.stop().await?;
     }
     Ok(())
+}
+
+/// Pulls that are asked for without a connection would leave when it is back, for nobody who listens: what they bring
+/// would be lost until its ack deadline.
+#[tokio::test]
+async fn what_is_delivered_after_a_disconnection_goes_to_nobody_who_has_gone() -> Result<()> {
+    let world = World::new().await?;
+    world.consumer(1000, 5).await?;
+    let between = Between::to(&world.nats.url()).await?;
+    let worker = World::start_at(between.url(), |w| w.handler("work", nothing).concurrency(4));
+    world.publish(Trigger { retries: 5, timeout_ms: 1000, ..Trigger::default() }).await?;
+    world.settled().await?;
+    between.cut();
+    // Long enough for several pulls to be given up.
+    lasts(Duration::from_secs(12)).await;
+    for _ in 0..10 {
+        world.publish(Trigger { retries: 5, timeout_ms: 1000, ..Trigger::default() }).await?;
+    }
+    between.mend();
+    world.settled().await?;
+    let succeeded: Vec<_> = world.events().await?.into_iter().filter(|(kind, ..)| kind == "succeeded").collect();
+    assert!(succeeded.len() == 11 && succeeded.iter().all(|(.., body)| body["attempt"] == 1), "{succeeded:?}");
+    worker.stop().await
 }

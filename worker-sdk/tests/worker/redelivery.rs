@@ -7,12 +7,14 @@ use std::time::Duration;
 use anyhow::Result;
 use async_nats::jetstream::AckKind;
 use ax_shared::RunId;
+use ax_tests::eventually;
 use ax_tests::worker::Hands;
-use ax_worker::{CancellationToken, Context as Cx};
+use ax_worker::{CancellationToken, Context as Cx, Failure};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::world::{Trigger, World};
+use crate::between::Between;
+use crate::world::{SOON, Trigger, World};
 
 #[tokio::test]
 async fn a_run_that_has_succeeded_is_not_executed_again() -> Result<()> {
@@ -133,5 +135,59 @@ async fn an_attempt_that_is_superseded_in_its_own_worker_is_stopped_and_tells_no
         events.iter().filter(|(_, _, body)| body["attempt"] == 1).map(|(kind, ..)| kind.as_str()).collect();
     assert_eq!(of_first, ["started"]);
     assert!(world.until_event("succeeded").await?["attempt"].as_u64() >= Some(2));
+    worker.stop().await
+}
+
+/// The server has heard a refusal, and its confirmation is lost: repeated, it would hit the next attempt.
+#[tokio::test]
+async fn a_refusal_whose_confirmation_is_lost_does_not_hit_the_next_attempt() -> Result<()> {
+    let world = World::new().await?;
+    world.consumer(60_000, 5).await?;
+    let between = Between::to(&world.nats.url()).await?;
+    between.lose_confirmations(true);
+    let handler = |_: Value, cx: Cx| async move {
+        if cx.attempt() == 1 {
+            return Err(Failure::retry("not yet"));
+        }
+        // Longer than a confirmation is waited for.
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        Ok(cx.attempt())
+    };
+    let worker = World::start_at(between.url(), |w| w.handler("work", handler).concurrency(4));
+    world.publish(Trigger { retries: 5, ..Trigger::default() }).await?;
+    eventually(SOON, "the confirmation is lost", || async { Ok((between.lost() > 0).then_some(())) }).await?;
+    world.until_event("succeeded").await?;
+    world.settled().await?;
+    assert_eq!(world.kinds().await?, ["started", "failed", "started", "succeeded"]);
+    between.lose_confirmations(false);
+    worker.stop().await
+}
+
+/// The second attempt waits for the first, which blocks its thread, for longer than the ack deadline: meanwhile it is kept,
+/// and nobody gets it beside.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_waits_to_be_entered_for_longer_than_its_ack_deadline_is_not_executed_twice() -> Result<()> {
+    let world = World::new().await?;
+    world.consumer(1000, 5).await?;
+    let calls = Arc::new(Mutex::new(Vec::new()));
+    let handler = {
+        let calls = calls.clone();
+        move |_: Value, cx: Cx| {
+            let calls = calls.clone();
+            async move {
+                calls.lock().unwrap_or_else(PoisonError::into_inner).push(cx.attempt());
+                if cx.attempt() == 1 {
+                    std::thread::sleep(Duration::from_millis(6500));
+                }
+                tokio::time::sleep(Duration::from_millis(500)).await;
+                Ok(cx.attempt())
+            }
+        }
+    };
+    let worker = world.start(|w| w.handler("work", handler).concurrency(4));
+    world.publish(Trigger { retries: 5, timeout_ms: 1000, ..Trigger::default() }).await?;
+    world.settled().await?;
+    assert_eq!(*calls.lock().unwrap_or_else(PoisonError::into_inner), [1, 2]);
+    assert_eq!(world.kinds().await?, ["started", "failed", "started", "succeeded"]);
     worker.stop().await
 }

@@ -144,7 +144,12 @@ impl World {
     }
 
     pub(crate) fn start<S: Send + Sync + 'static>(&self, with: impl FnOnce(Worker) -> Worker<S>) -> Running {
-        let worker = with(Worker::new(self.nats.url(), "g"));
+        Self::start_at(self.nats.url(), with)
+    }
+
+    /// The same with a way of its own to the server.
+    pub(crate) fn start_at<S: Send + Sync + 'static>(url: String, with: impl FnOnce(Worker) -> Worker<S>) -> Running {
+        let worker = with(Worker::new(url, "g"));
         let stop = CancellationToken::new();
         let task = tokio::spawn(worker.run_until(stop.clone()));
         Running { stop, task }
