@@ -637,7 +637,14 @@ async fn every_method_of_the_leader_is_fenced(store: &Arc<dyn Store>) {
     let pending = one_off("t", 0);
     store.plan(old, std::slice::from_ref(&run), None).await.unwrap();
     store.insert_runs(std::slice::from_ref(&pending), &[]).await.unwrap();
-    let signal = Signal { incarnation: "i".into(), seq: 1, kind: SignalKind::Acked, deliveries: 1, at: at(0), delivered_at: None };
+    let signal = Signal {
+        incarnation: "i".into(),
+        seq: 1,
+        kind: SignalKind::Acked,
+        deliveries: 1,
+        at: at(0),
+        delivered_at: None,
+    };
     store.commit(old, &Batch { signals_add: vec![signal.clone()], ..Default::default() }).await.unwrap();
     let new = lead(store).await;
     let before = store.shard().await.unwrap();

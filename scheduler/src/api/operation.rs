@@ -314,7 +314,7 @@ impl Route {
             Operation::Upcoming => Reply::of(200, &service.upcoming(UpcomingRequest::read(params)?).await?),
             Operation::Enqueue => {
                 params.finish()?;
-                Reply::of(201, &service.enqueue_as(caller, body).await?)
+                Reply::of(201, &service.enqueue(caller, body).await?)
             }
             Operation::ListRuns => Reply::of(200, &service.list_runs(ListRuns::read(params)?).await?),
             Operation::GetRun => {

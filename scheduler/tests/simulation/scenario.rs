@@ -530,7 +530,7 @@ impl Simulation {
             self.ask(move |service| {
                 let run = json!({"task_id": id, "idempotency_key": key, "delay_ms": delay});
                 let runs = vec![run; count as usize];
-                async move { service.enqueue(json!({"runs": runs})).await.map(drop) }
+                async move { service.enqueue(&caller(), json!({"runs": runs})).await.map(drop) }
             });
         }
     }

@@ -8,7 +8,7 @@ use ax_shared::{Group, RunId, RunKind, TaskId, Timestamp};
 use futures::stream::{self, StreamExt, TryStreamExt};
 use serde_json::{Value, json};
 
-use super::{Caller, Role, Service, cursor, cursor_of, cut_page, limit_of, no_such_task};
+use super::{Caller, Service, cursor, cursor_of, cut_page, limit_of, no_such_task};
 use crate::api::ApiError;
 use crate::api::fields::Fields;
 use crate::api::view::{Enqueued, Requested, RunDetail, RunPage, RunView};
@@ -139,20 +139,11 @@ impl Service {
         Ok(Requested { run_id, created })
     }
 
-    /// Inserts many runs, all or none, for this node itself.
-    ///
-    /// # Errors
-    /// As [`Self::enqueue_as`].
-    pub async fn enqueue(&self, body: Value) -> Result<Enqueued, ApiError> {
-        let caller = Caller { actor: format!("node:{}", self.settings.node_id), role: Role::Operator };
-        self.enqueue_as(&caller, body).await
-    }
-
     /// Inserts many runs, all or none.
     ///
     /// # Errors
     /// Every broken rule of every run, paused tasks, or something is away.
-    pub async fn enqueue_as(&self, caller: &Caller, body: Value) -> Result<Enqueued, ApiError> {
+    pub async fn enqueue(&self, caller: &Caller, body: Value) -> Result<Enqueued, ApiError> {
         let mut fields = Fields::of_body(body, "").map_err(|e| ApiError::of_fields(vec![e]))?;
         let entries = match fields.json("runs") {
             Some(Value::Array(entries)) => entries,
