@@ -428,6 +428,25 @@ async fn postgres_an_outage_is_unavailable_and_over_when_it_is_over() {
     assert_eq!(store.run(run.run_id).await.unwrap().unwrap().0, run);
 }
 
+/// A follower's idle connections are dead after a restart; each of them once cost a takeover that failed.
+#[tokio::test]
+async fn postgres_a_takeover_after_a_restart_succeeds_at_once() {
+    let mut cluster = Postgres::start().await.unwrap();
+    let url = cluster.create_database().await.unwrap();
+    let store = store::open(&url).await.unwrap();
+    store.migrate().await.unwrap();
+    let epoch = store.acquire(0, at(0)).await.unwrap().epoch;
+    // Several connections of the leader, idle from now on.
+    let beats = (0..16).map(|_| store.heartbeat(epoch));
+    for beat in futures::future::join_all(beats).await {
+        beat.unwrap();
+    }
+    cluster.stop().await.unwrap();
+    cluster.start_again().await.unwrap();
+    soon("the database answers", || store.ping()).await;
+    assert_eq!(store.acquire(0, at(0)).await.unwrap().epoch, epoch + 1);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn postgres_requests_that_use_up_their_pool_do_not_hold_up_the_leader() {
     let (url, store) = migrated().await;

@@ -14,7 +14,7 @@ use crate::core::run::{Run, RunState, Stretch};
 use crate::core::schedule::Schedule;
 
 /// Why a stretch of instants was missed.
-pub const NOBODY_RAN: &str = "no scheduler was running";
+pub const NOBODY_RAN: &str = "no scheduler could fire";
 
 /// A stored definition; the row `task` in SQL. Deleted tasks stay as a tombstone, so that every node hears of it and
 /// versions go on where they were.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 
-use super::term::resume_at;
+use super::term::{ensure_consumers, resume_at};
 use super::{EndOfTerm, Term, pause};
 use crate::core::run::RunState;
 use crate::core::settle::Outcome;
@@ -32,12 +32,19 @@ pub(super) async fn run(term: Arc<Term>) -> EndOfTerm {
         if !pause(Duration::from_millis(100), &term.ended).await {
             return EndOfTerm::Stopped;
         }
-        // A stream that somebody deleted is made again; what it held is in doubt, and SQL knows what is owed.
+        // A stream that somebody deleted is made again, with its consumers; what it held is in doubt, and SQL knows what
+        // is owed.
         if term.may_act()
             && let Ok(database_id) = term.cx.store.database_id().await
-            && let Err(e) = term.cx.bus.prepare(database_id).await
         {
-            tracing::warn!(error = %e, "the streams could not be verified");
+            let consumers = term.shard().consumers();
+            let made = async {
+                term.cx.bus.prepare(database_id).await?;
+                ensure_consumers(&term.cx, consumers).await
+            };
+            if let Err(e) = made.await {
+                tracing::warn!(error = %e, "the streams could not be verified");
+            }
         }
     }
 }

@@ -157,6 +157,20 @@ impl Postgres {
     }
 }
 
+impl Postgres {
+    /// Lets go of the leader's idle connections that a restart of the server has ended: a takeover must not fail once for
+    /// each of them.
+    async fn drop_dead_connections(&self) {
+        let mut alive = Vec::new();
+        while let Some(mut connection) = self.leader.try_acquire() {
+            match connection.ping().await {
+                Ok(()) => alive.push(connection),
+                Err(_) => drop(connection.detach()),
+            }
+        }
+    }
+}
+
 /// The URL without password and options.
 fn shown(options: &PgConnectOptions) -> String {
     let database = options.get_database().unwrap_or(options.get_username());
@@ -525,6 +539,7 @@ impl Store for Postgres {
 
     async fn acquire(&self, at_least: u64, now: Timestamp) -> Result<ShardState, StoreError> {
         within(LEADER, async {
+            self.drop_dead_connections().await;
             let mut session = Session::begin(&self.leader, BEGIN).await?;
             sqlx::query(
                 "UPDATE shard SET epoch = greatest(epoch, $2) + 1, planned_until = coalesce(planned_until, $3) \
