@@ -10,7 +10,7 @@ async def pull(js, consumer):
     messages = await js.pull_subscribe_bind(consumer, "AX_TRIGGERS")
     while True:
         try:
-            [message] = await messages.fetch(1, timeout=20)
+            [message] = await messages.fetch(1, timeout=5)
         except TimeoutError:
             continue
         try:

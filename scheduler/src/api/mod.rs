@@ -11,6 +11,7 @@ pub mod nats;
 pub mod openapi;
 pub mod operation;
 pub mod service;
+mod strict;
 pub mod tokens;
 pub mod view;
 

@@ -16,6 +16,7 @@ use super::fields::Fields;
 use super::service::{
     ApplyOptions, Caller, Expected, ListRuns, ListTasks, PreviewRequest, Role, Service, UpcomingRequest,
 };
+use super::strict::Strict;
 use super::view::TaskView;
 
 /// The largest body of a request, in bytes.
@@ -342,7 +343,7 @@ fn object(body: Value) -> Result<Fields, ApiError> {
 /// Reads the bytes of a body.
 ///
 /// # Errors
-/// They are too many, or not JSON; nothing at all is null where `optional`.
+/// They are too many, not JSON, or an object has a key twice; nothing at all is null where `optional`.
 pub fn read_json(bytes: &[u8], optional: bool) -> Result<Value, ApiError> {
     if bytes.len() > MAX_BODY_BYTES {
         return Err(too_large());
@@ -350,7 +351,11 @@ pub fn read_json(bytes: &[u8], optional: bool) -> Result<Value, ApiError> {
     if optional && bytes.iter().all(u8::is_ascii_whitespace) {
         return Ok(Value::Null);
     }
-    serde_json::from_slice(bytes).map_err(|e| ApiError::Malformed(format!("the body is not JSON in UTF-8: {e}")))
+    match serde_json::from_slice(bytes) {
+        Ok(Strict(value)) => Ok(value),
+        Err(e) if e.is_data() => Err(ApiError::Malformed(format!("the body: {e}"))),
+        Err(e) => Err(ApiError::Malformed(format!("the body is not JSON in UTF-8: {e}"))),
+    }
 }
 
 /// Says that a body is too large.

@@ -206,7 +206,7 @@ pub struct Run {
     pub profile: Option<Profile>,
     /// Where it stands.
     pub state: RunState,
-    /// Why it is in that state; for one-off runs before they end, the reason given by the caller.
+    /// Why it is in that state; before the end, the reason given by the caller for one-off runs, and by whoever cancels.
     pub reason: Option<String>,
     /// Whether the leader has it in memory: scheduled rows from the start, one-off rows once taken up.
     pub adopted: bool,

@@ -6,6 +6,8 @@
 //! Invariants: a final state is never left here. Attempt numbers are never reused. An outcome of an attempt below the
 //! current one changes nothing, except that an ack of the run's current message is success, whoever sent it.
 
+use std::borrow::Cow;
+
 use ax_shared::Timestamp;
 use serde_json::Value;
 
@@ -142,7 +144,7 @@ pub enum RunEvent {
         /// As what.
         state: RunState,
         /// Why.
-        reason: &'static str,
+        reason: Cow<'static, str>,
         /// When.
         at: Timestamp,
     },
@@ -203,14 +205,15 @@ impl Ledger {
     /// attempt is the end.
     pub fn apply(&mut self, event: RunEvent) -> Outcome {
         let cancelling = self.run.intent == Some(Intent::Cancel);
+        let why = if cancelling { self.run.reason.clone() } else { None };
         let at = event.at();
         let outcome = self.transition(event);
         match outcome {
             Outcome::BackingOff | Outcome::Replace if cancelling => {
-                self.finish(RunState::Cancelled, Some("task_deleted".into()), at.unwrap_or_default())
+                self.finish(RunState::Cancelled, why, at.unwrap_or_default())
             }
             Outcome::Final if cancelling && self.run.state != RunState::Succeeded => {
-                self.run.state = RunState::Cancelled;
+                (self.run.state, self.run.reason) = (RunState::Cancelled, why);
                 outcome
             }
             _ => outcome,
@@ -340,7 +343,7 @@ impl Ledger {
                     if self.outcome_of(attempt).is_none() {
                         self.close_attempt(attempt, AttemptOutcome::Cancelled, None, None, at);
                     }
-                    return self.finish(RunState::Cancelled, Some("task_deleted".into()), at);
+                    return self.finish(RunState::Cancelled, self.run.reason.clone(), at);
                 }
                 if self.outcome_of(attempt).is_none() {
                     let error = "the worker terminated the message".to_owned();
@@ -382,7 +385,7 @@ impl Ledger {
                 if self.run.attempt > 0 && self.outcome_of(self.run.attempt).is_none() {
                     self.close_attempt(self.run.attempt, AttemptOutcome::Cancelled, None, None, at);
                 }
-                self.finish(state, Some(reason.to_owned()), at)
+                self.finish(state, Some(reason.into_owned()), at)
             }
             RunEvent::Closed => Outcome::Ignored,
         }

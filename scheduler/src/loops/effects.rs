@@ -140,7 +140,7 @@ pub(super) fn any_trigger(prefix: &ax_shared::Prefix, run: &Run) -> String {
 /// told counts, otherwise it is cancelled. Tried until it succeeds or the term ends; the intent is in SQL.
 async fn cancel(term: &Arc<Term>, run: &Run) {
     let subject = term.cx.prefix.cancel(&run.group, run.run_id);
-    term.cx.bus.tell(subject, json!({"run_id": run.run_id, "reason": "task_deleted"}).to_string().into()).await;
+    term.cx.bus.tell(subject, json!({"run_id": run.run_id, "reason": run.reason}).to_string().into()).await;
     loop {
         if term.ended.is_cancelled() {
             return;
@@ -154,7 +154,8 @@ async fn cancel(term: &Arc<Term>, run: &Run) {
         };
         if taken_back.await.is_some() {
             let at = term.cx.clock.now();
-            term.shard().apply(run.run_id, RunEvent::Ended { state: RunState::Cancelled, reason: "task_deleted", at });
+            let reason = run.reason.clone().unwrap_or_default().into();
+            term.shard().apply(run.run_id, RunEvent::Ended { state: RunState::Cancelled, reason, at });
             term.shard().message_closed(run.run_id, o.seq);
             term.wake.flush.notify_one();
             return;

@@ -73,10 +73,10 @@ pub(super) async fn run(term: Arc<Term>, mut blocked: mpsc::UnboundedReceiver<Bl
         let Some((_, blockers)) = next else { return EndOfTerm::Stopped };
         let (term, slots) = (term.clone(), slots.clone());
         tokio::spawn(async move {
-            let Ok(_slot) = slots.acquire_owned().await else { return };
             for blocker in blockers {
-                // Not known is no overlap: look until there is an answer.
-                while let Err(e) = look(&term, blocker, Care::Blocker).await {
+                // Not known is no overlap: look until there is an answer. A slot is held for one look only, so that one
+                // that cannot be looked at keeps nobody from theirs.
+                while let Err(e) = look_in_turn(&term, blocker, &slots).await {
                     tracing::warn!(run_id = %blocker, error = %e, "a blocking run could not be looked at; trying again");
                     if !pause(Duration::from_millis(500), &term.ended).await {
                         return;
@@ -132,6 +132,12 @@ pub(super) async fn look(term: &Arc<Term>, run_id: RunId, care: Care) -> Result<
     let finding = find(term, &o, care).await?;
     metrics::counter!(names::RECONCILED.name, "result" => finding.as_str()).increment(1);
     Ok(finding)
+}
+
+/// Looks at one run that blocks others, when a slot is free.
+async fn look_in_turn(term: &Arc<Term>, blocker: RunId, slots: &Semaphore) -> Result<Finding, BusError> {
+    let _slot = slots.acquire().await.expect("it is never closed");
+    look(term, blocker, Care::Blocker).await
 }
 
 /// For whom a run is looked at.

@@ -88,6 +88,7 @@ async fn ids_of_every_kind_are_refused_by_rule_or_fully_usable() -> Result<()> {
         assert_eq!(status, 404, "{bad}: {page}");
     }
     assert_eq!(world.raw_get("/api/v1/tasks/%ff").await?.0, 400);
+    assert_eq!(world.raw_get("/api/v1/tasks?q=%ff").await?.0, 400);
     assert_eq!(world.raw_get("/api/v1/tasks/").await?.0, 404);
     for good in ["a.b", "123", "job", "Job", "a-b.c_d", &"x".repeat(128)] {
         world.put(good, task(good, json!({"description": format!("text of {good}")}))).await?.is(201);
@@ -98,6 +99,17 @@ async fn ids_of_every_kind_are_refused_by_rule_or_fully_usable() -> Result<()> {
         assert_eq!(runs["runs"].as_array().unwrap().len(), 1);
         assert_eq!(world.page(&format!("/tasks/{good}")).await?.0, 200);
     }
+    Ok(())
+}
+
+/// One of the two would be dropped, and nobody told which.
+#[tokio::test]
+async fn a_key_that_a_document_has_twice_is_refused_by_name() -> Result<()> {
+    let world = World::start().await?;
+    let body = br#"{"executor_group": "g", "timeout_ms": 1000, "timeout_ms": 2000}"#.to_vec();
+    let answer = world.send(Method::PUT, "/tasks/a", Some(body), &[]).await?.refused(400);
+    assert!(answer.body.to_string().contains("`timeout_ms` is there twice"), "{}", answer.body);
+    world.get("/tasks/a").await?.refused(404);
     Ok(())
 }
 

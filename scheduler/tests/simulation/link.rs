@@ -40,6 +40,16 @@ struct State {
     most_ms: i64,
     sql: Weather,
     nats: Weather,
+    doom: Option<Doom>,
+}
+
+/// A process dies at one of its next calls: before it has an effect, or after, with the answer on its way.
+#[derive(Debug, Clone, Copy)]
+struct Doom {
+    /// Calls until then.
+    calls: u64,
+    /// Whether the last of them is still carried out.
+    after: bool,
 }
 
 /// The ties of one process.
@@ -78,6 +88,7 @@ impl Link {
             most_ms: offset_ms,
             sql: Weather::default(),
             nats: Weather::default(),
+            doom: None,
         };
         Arc::new(Self { world, node, bus, state: Mutex::new(state) })
     }
@@ -90,6 +101,31 @@ impl Link {
     pub(crate) fn kill(&self) {
         self.state().dead = true;
         self.bus.cut();
+    }
+
+    /// The process will die at its call number `calls` from now: before that has an effect, or after.
+    pub(crate) fn doom(&self, calls: u64, after: bool) {
+        self.state().doom = Some(Doom { calls, after });
+    }
+
+    /// A call is about to have its effect, or has had it (`done`).
+    async fn pass(&self, done: bool) {
+        let dies = {
+            let mut state = self.state();
+            match &mut state.doom {
+                None => false,
+                Some(doom) => {
+                    doom.calls = doom.calls.saturating_sub(u64::from(!done));
+                    doom.calls == 0 && (doom.after == done)
+                }
+            }
+        };
+        if dies {
+            self.state().doom = None;
+            self.world.died(&self.node);
+            self.kill();
+        }
+        self.alive().await;
     }
 
     /// The process stands still for a while.
@@ -218,7 +254,9 @@ impl Link {
             }
             Fate::Good => {}
         }
+        self.pass(false).await;
         let answer = work.await;
+        self.pass(true).await;
         self.travel(|s| s.sql).await;
         if self.state().sql.cut { Err(no_database()) } else { answer }
     }
@@ -241,7 +279,9 @@ impl Link {
             }
             Fate::Good => {}
         }
+        self.pass(false).await;
         let answer = work.await;
+        self.pass(true).await;
         self.travel(|s| s.nats).await;
         if self.state().nats.cut { Err(no_nats()) } else { answer }
     }
@@ -250,11 +290,13 @@ impl Link {
     pub(crate) async fn send(&self) -> Fate {
         self.alive().await;
         self.travel(|s| s.nats).await;
+        self.pass(false).await;
         self.fate(|s| s.nats)
     }
 
     /// Its answer on its way.
     pub(crate) async fn receive(&self) {
+        self.pass(true).await;
         self.travel(|s| s.nats).await;
     }
 }

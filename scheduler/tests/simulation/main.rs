@@ -25,6 +25,33 @@ const SECONDS: u64 = 100;
 /// Failures after which a hunt ends.
 const ENOUGH: usize = 5;
 
+/// What all seeds together went through.
+#[derive(Default)]
+struct Totals {
+    events: u64,
+    runs: usize,
+    repeated: usize,
+    deaths: u64,
+    leaders: u64,
+}
+
+impl Totals {
+    fn add(&mut self, report: &Report) {
+        self.events += report.events;
+        self.runs += report.runs;
+        self.repeated += report.repeated;
+        self.deaths += report.deaths.0;
+        self.leaders += report.deaths.1;
+    }
+}
+
+impl std::fmt::Display for Totals {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { events, runs, repeated, deaths, leaders } = self;
+        write!(f, "{runs} runs ({repeated} executed again), {deaths} nodes killed ({leaders} led), {events} events")
+    }
+}
+
 fn setting(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name} must be a number")))
 }
@@ -59,7 +86,7 @@ fn every_promise_holds_on_all_seeds() {
     let threads = setting("AX_SIM_THREADS").unwrap_or(2);
     let next = AtomicU64::new(from);
     let failed: Mutex<Vec<u64>> = Mutex::default();
-    let totals: Mutex<(u64, usize, usize)> = Mutex::default();
+    let totals: Mutex<Totals> = Mutex::default();
     let began = std::time::Instant::now();
     std::thread::scope(|scope| {
         for _ in 0..threads {
@@ -72,9 +99,7 @@ fn every_promise_holds_on_all_seeds() {
                     let scenario = Scenario::of(seed, seconds);
                     let report = scenario::run(&scenario, false);
                     let mut totals = totals.lock().expect("totals");
-                    totals.0 += report.events;
-                    totals.1 += report.runs;
-                    totals.2 += report.repeated;
+                    totals.add(&report);
                     if !report.broken.is_empty() {
                         tell(&scenario, &report);
                         failed.lock().expect("failed").push(seed);
@@ -83,8 +108,7 @@ fn every_promise_holds_on_all_seeds() {
             });
         }
     });
-    let (events, runs, repeated) = *totals.lock().expect("totals");
-    eprintln!("{seeds} seeds, {runs} runs ({repeated} executed again), {events} events in {:?}", began.elapsed());
+    eprintln!("{seeds} seeds in {:?}: {}", began.elapsed(), totals.into_inner().expect("totals"));
     let failed = failed.into_inner().expect("failed");
     assert!(failed.is_empty(), "these seeds fail: {failed:?}");
 }

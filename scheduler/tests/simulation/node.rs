@@ -60,7 +60,7 @@ impl Node {
 
     /// Kills the process between two of its calls.
     pub(crate) fn kill(self) {
-        self.link.world.say(format_args!("{} is killed", self.link.node));
+        self.link.world.died(&self.link.node);
         self.link.kill();
         // What it still does in its own memory is of no consequence; let it come to rest.
         self.stop.cancel();

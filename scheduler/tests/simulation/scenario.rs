@@ -28,6 +28,7 @@ const TO_END: Duration = Duration::from_secs(900);
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Swarm {
     pub(crate) kill: bool,
+    pub(crate) doom: bool,
     pub(crate) stop: bool,
     pub(crate) freeze: bool,
     pub(crate) blackout: bool,
@@ -69,6 +70,7 @@ impl Scenario {
         let mut some = |p: u64| rng.permille(p);
         let swarm = Swarm {
             kill: some(600),
+            doom: some(500),
             stop: some(400),
             freeze: some(400),
             blackout: some(250),
@@ -127,6 +129,8 @@ pub(crate) struct Report {
     pub(crate) runs: usize,
     /// Runs that were executed more than once.
     pub(crate) repeated: usize,
+    /// Nodes that were killed, and how many of them led.
+    pub(crate) deaths: (u64, u64),
     pub(crate) broken: Vec<String>,
     pub(crate) last: Vec<String>,
 }
@@ -143,6 +147,8 @@ struct Rates {
 #[derive(Debug, Clone, Copy)]
 enum Later {
     Start(usize),
+    /// A node that was to die at one of its calls: if it did not come to that, it dies now.
+    Doomed(usize),
     Sql(usize),
     Nats(usize),
     Outage,
@@ -259,6 +265,13 @@ impl Simulation {
         self.world.say(format_args!("end of {what:?}"));
         match what {
             Later::Start(i) => self.start(i),
+            Later::Doomed(i) => {
+                if let Some(node) = self.nodes[i].take() {
+                    node.kill();
+                    let back = self.rng.about(3000);
+                    self.after(back, Later::Start(i));
+                }
+            }
             Later::Sql(i) => {
                 if let Some(node) = &self.nodes[i] {
                     node.link.set_sql(Weather::default());
@@ -315,6 +328,7 @@ impl Simulation {
             s.one_offs,
             s.nats_cut,
             s.sql_cut,
+            s.doom,
         ]
         .iter()
         .zip(0u32..)
@@ -453,6 +467,14 @@ impl Simulation {
                 }
                 self.fleet.away.store(nats, Ordering::Relaxed);
                 self.after(ms, Later::Outage);
+            }
+            22 => {
+                let (calls, after) = (self.rng.about(40).max(1), self.rng.permille(500));
+                let when = if after { "after" } else { "before" };
+                self.world.say(format_args!("{name} will die {when} its call {calls} from now"));
+                link.doom(calls, after);
+                let ms = self.rng.between(500, 3000);
+                self.after(ms, Later::Doomed(i));
             }
             _ => {}
         }
@@ -595,8 +617,9 @@ impl Simulation {
             broken = oracle::judge(&self.world, &runs, end.plus_millis(-100));
         }
         let repeated = self.world.book().executed.values().filter(|n| **n > 1).count();
+        let deaths = self.world.book().deaths;
         let (hash, events) = self.world.trace();
-        Report { hash, events, runs: runs.len(), repeated, broken, last: self.world.last_events() }
+        Report { hash, events, runs: runs.len(), repeated, deaths, broken, last: self.world.last_events() }
     }
 
     /// Pauses every task, so that nothing new falls due.

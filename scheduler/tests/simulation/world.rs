@@ -54,6 +54,10 @@ pub(crate) struct Version {
 pub(crate) struct Book {
     pub(crate) history: BTreeMap<TaskId, Vec<Version>>,
     pub(crate) epoch: u64,
+    /// The node that had it last.
+    pub(crate) leader: String,
+    /// Nodes that died, and how many of them led.
+    pub(crate) deaths: (u64, u64),
     pub(crate) one_offs: BTreeSet<RunId>,
     /// The highest attempt of each run that was delivered to a worker.
     pub(crate) delivered: BTreeMap<RunId, u32>,
@@ -182,9 +186,21 @@ impl World {
     /// A leader has written its epoch.
     pub(crate) fn acquired(&self, node: &str, epoch: u64) {
         self.say(format_args!("{node} has epoch {epoch}"));
+        node.clone_into(&mut self.book().leader);
         let before = std::mem::replace(&mut self.book().epoch, epoch);
         if epoch <= before {
             self.violate(format!("epoch {epoch} of {node} does not grow from {before}"));
+        }
+    }
+
+    /// A node was killed.
+    pub(crate) fn died(&self, node: &str) {
+        self.say(format_args!("{node} is killed"));
+        let mut book = self.book();
+        book.deaths.0 += 1;
+        if book.leader == node {
+            book.deaths.1 += 1;
+            book.leader.clear();
         }
     }
 

@@ -22,6 +22,11 @@ pub(crate) struct Params(pub(crate) Fields);
 impl<S: Send + Sync> FromRequestParts<S> for Params {
     type Rejection = HttpError;
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, HttpError> {
+        let raw = parts.uri.query().unwrap_or_default();
+        if percent_encoding::percent_decode_str(raw).decode_utf8().is_err() {
+            let detail = "the query string is not UTF-8, percent-encoded".to_owned();
+            return Err(HttpError(ApiError::Malformed(detail)));
+        }
         let Query(pairs) = Query::<Vec<(String, String)>>::from_request_parts(parts, state)
             .await
             .map_err(|e| ApiError::Malformed(format!("the query string cannot be read: {e}")))?;

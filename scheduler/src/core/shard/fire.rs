@@ -97,7 +97,7 @@ impl Shard {
         match &fired {
             Fired::HandedOver => self.hand_over(id),
             Fired::Skipped(reason) => {
-                let reason = *reason;
+                let reason = (*reason).into();
                 self.apply(id, RunEvent::Ended { state: RunState::Skipped, reason, at: now });
             }
             Fired::Blocked(blockers) => {

@@ -13,6 +13,7 @@ mod fire;
 mod flush;
 mod publish;
 
+use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, HashMap, HashSet};
 use std::sync::Arc;
@@ -250,27 +251,31 @@ impl Shard {
             self.runs.values().filter(|l| l.run().task_id == *task).map(|l| l.run().run_id).collect();
         ids.sort_unstable();
         for id in ids {
-            let Some(live) = self.runs.get_mut(&id) else { continue };
-            match live.phase {
-                // Decided at the due instant, on the definition of that moment.
-                Phase::Planned | Phase::Blocked | Phase::Ended => {}
-                Phase::Queued | Phase::Replacing if !live.unanswered => {
-                    self.apply(id, RunEvent::Ended { state: RunState::Cancelled, reason: "task_deleted", at: now });
-                }
-                Phase::Queued | Phase::Replacing | Phase::Publishing | Phase::Out | Phase::BackingOff => {
-                    self.cancel(id);
-                }
+            // The others are decided at the due instant, on the definition of that moment.
+            if self.runs.get(&id).is_some_and(|live| !matches!(live.phase, Phase::Planned | Phase::Blocked)) {
+                self.withdraw(id, "task_deleted".into(), now);
             }
         }
     }
 
-    /// Commits the intent to cancel; the effect takes the message back and then ends the run.
-    fn cancel(&mut self, id: RunId) {
+    /// Ends a run as cancelled, for this reason: at once if nothing of it can be in the stream, else its message is taken
+    /// back first, and a success that was told before that counts. Nothing happens to one that has ended or is being
+    /// taken back already.
+    pub fn withdraw(&mut self, id: RunId, reason: Cow<'static, str>, now: Timestamp) {
         let Some(live) = self.runs.get_mut(&id) else { return };
+        match live.phase {
+            Phase::Ended => return,
+            Phase::Planned | Phase::Blocked | Phase::Queued | Phase::Replacing if !live.unanswered => {
+                self.apply(id, RunEvent::Ended { state: RunState::Cancelled, reason, at: now });
+                return;
+            }
+            _ => {}
+        }
         if !matches!(live.ledger.run.intent, None | Some(Intent::Doubt)) {
             return;
         }
         live.ledger.run.intent = Some(Intent::Cancel);
+        live.ledger.run.reason = Some(reason.into_owned());
         // While the PubAck is awaited there is no sequence to delete: `published` goes on from the intent.
         if matches!(live.phase, Phase::Out | Phase::BackingOff) {
             self.effects.push(Effect::Cancel { run_id: id });
@@ -339,7 +344,7 @@ impl Shard {
                 self.effects.push(Effect::Cancel { run_id: id });
             } else if phase == Phase::Out && self.tasks.get(&live.run().task_id).is_none() {
                 // Its task was deleted while nobody led.
-                self.cancel(id);
+                self.withdraw(id, "task_deleted".into(), now);
             }
         }
         unknown

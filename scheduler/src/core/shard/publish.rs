@@ -46,7 +46,7 @@ impl Shard {
                 .or_else(|| self.tasks.get(&live.ledger.run.task_id).map(|task| task.row.definition.clone()));
             let Some(spec) = spec else {
                 let at = self.latest;
-                self.apply(run_id, RunEvent::Ended { state: RunState::Cancelled, reason: "task_deleted", at });
+                self.apply(run_id, RunEvent::Ended { state: RunState::Cancelled, reason: "task_deleted".into(), at });
                 continue;
             };
             live.phase = Phase::Publishing;
