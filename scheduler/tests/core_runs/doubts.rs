@@ -109,6 +109,23 @@ fn lost_events_are_remembered_over_a_takeover() {
     assert!(next.shard.outstanding_run(run.run_id).unwrap().speaks_against);
 }
 
+/// A leader published a run and died before it could record that; what its worker then told was lost, too.
+#[test]
+fn an_absent_message_that_was_published_before_events_were_lost_is_no_success() {
+    let run = World::new(&[every(1000, json!({}))]).plan(1000, 0).remove(0);
+    let speaks_against = |duplicate| {
+        let mut next = World::new(&[every(1000, json!({}))]);
+        next.shard.load_runs(vec![run.clone()], vec![], at(1000));
+        next.shard.restart_events("e2".into(), 0);
+        next.shard.fire(at(1000));
+        let publish = next.shard.pop_publish().unwrap();
+        next.shard.published(publish.run_id, PubAck { seq: 1, duplicate }, at(1000));
+        next.shard.outstanding_run(run.run_id).unwrap().speaks_against
+    };
+    assert!(speaks_against(true));
+    assert!(!speaks_against(false), "it was stored after that");
+}
+
 #[test]
 fn a_deleted_task_takes_back_a_run_that_is_in_doubt() {
     let (mut world, run) = one(json!({}));

@@ -108,6 +108,15 @@ impl Link {
         self.state().doom = Some(Doom { calls, after });
     }
 
+    /// The process will live on.
+    pub(crate) fn spare(&self) {
+        self.state().doom = None;
+    }
+
+    pub(crate) fn is_dead(&self) -> bool {
+        self.state().dead
+    }
+
     /// A call is about to have its effect, or has had it (`done`).
     async fn pass(&self, done: bool) {
         let dies = {

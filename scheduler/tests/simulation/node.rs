@@ -60,7 +60,9 @@ impl Node {
 
     /// Kills the process between two of its calls.
     pub(crate) fn kill(self) {
-        self.link.world.died(&self.link.node);
+        if !self.link.is_dead() {
+            self.link.world.died(&self.link.node);
+        }
         self.link.kill();
         // What it still does in its own memory is of no consequence; let it come to rest.
         self.stop.cancel();

@@ -584,6 +584,12 @@ impl Simulation {
         *self.rates.lock().expect("rates") = Rates::default();
         self.world.server.settle_late();
         for i in 0..self.nodes.len() {
+            if let Some(node) = self.nodes[i].take_if(|node| node.link.is_dead()) {
+                node.kill();
+            }
+            if let Some(node) = &self.nodes[i] {
+                node.link.spare();
+            }
             self.start(i);
         }
         for node in self.nodes.iter().flatten() {

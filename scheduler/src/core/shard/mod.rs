@@ -68,6 +68,8 @@ struct Live {
     unanswered: bool,
     /// Its PubAck is awaited: it stays in memory until that is here, whatever happens to the run.
     in_flight: bool,
+    /// It was in doubt when it was last published: if the stream then stores a message, that one is not.
+    sent_in_doubt: bool,
     /// AX_TRIGGERS became another stream while its PubAck was awaited: whose sequence that names is not known.
     ack_is_stale: bool,
     /// The highest sequence that was known when it was published: its own is higher, unless the stream is another one.
@@ -287,6 +289,7 @@ impl Shard {
     /// that are due or decided and have no known message: they are to be looked up in the stream before anything is
     /// published for them.
     pub fn load_runs(&mut self, runs: Vec<Run>, attempts: Vec<Attempt>, now: Timestamp) -> Vec<RunId> {
+        self.note_now(now);
         let mut attempts_of: HashMap<RunId, Vec<Attempt>> = HashMap::new();
         for attempt in attempts {
             attempts_of.entry(attempt.run_id).or_default().push(attempt);
@@ -334,6 +337,7 @@ impl Shard {
                     spec,
                     unanswered: false,
                     in_flight: false,
+                    sent_in_doubt: false,
                     ack_is_stale: false,
                     floor: 0,
                     dirty: false,
@@ -382,6 +386,7 @@ impl Shard {
                     spec: None,
                     unanswered: false,
                     in_flight: false,
+                    sent_in_doubt: false,
                     ack_is_stale: false,
                     floor: 0,
                     dirty: false,
@@ -482,7 +487,12 @@ impl Shard {
     /// Events that were not settled are gone: an absent message of what is outstanding now proves nothing. It is
     /// written with the place from which reading goes on, so that a successor knows it too.
     fn events_were_lost(&mut self) {
-        let may_be_out = |l: &&mut Live| !l.run().state.is_final() && l.run().decision.is_some();
+        let latest = self.latest;
+        // Of what is due a leader before us may have published more than it could record.
+        let may_be_out = |l: &&mut Live| {
+            let run = l.run();
+            !run.state.is_final() && (run.decision.is_some() || run.publish_at <= latest)
+        };
         let mut ids = Vec::new();
         for live in self.runs.values_mut().filter(may_be_out) {
             live.ledger.run.intent.get_or_insert(Intent::Doubt);

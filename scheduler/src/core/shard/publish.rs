@@ -51,6 +51,7 @@ impl Shard {
             };
             live.phase = Phase::Publishing;
             live.in_flight = true;
+            live.sent_in_doubt = live.run().intent == Some(Intent::Doubt);
             live.floor = self.triggers_last;
             let message = trigger::message(&self.prefix, live.run(), &spec, self.epoch, self.sampler);
             return Some(Publish { run_id, message });
@@ -73,6 +74,10 @@ impl Shard {
         let Some(live) = self.runs.get_mut(&run_id) else { return true };
         live.unanswered = false;
         live.in_flight = false;
+        if !ack.duplicate && live.sent_in_doubt && live.run().intent == Some(Intent::Doubt) {
+            // Stored just now, so that none of what was told about it is among what was lost.
+            live.ledger.run.intent = None;
+        }
         // Whether or not this changes the run: it may leave memory now.
         self.touch(run_id);
         if let Some(live) = self.runs.get_mut(&run_id)
