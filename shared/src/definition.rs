@@ -104,6 +104,8 @@ pub enum MisfirePolicy {
     /// The newest missed instant is fired, the others become one row of the history.
     #[default]
     FireOnce,
+    /// None of them is fired: they are one row of the history.
+    Skip,
 }
 
 /// What happens to a fire while an earlier run of the task has not ended.
@@ -341,7 +343,7 @@ impl<'a> Reader<'a> {
         let status = self.status();
         let misfire_policy = self.word(
             "misfire_policy",
-            &[("fire_once", Some(MisfirePolicy::FireOnce)), ("catch_up", None), ("skip", None)],
+            &[("fire_once", Some(MisfirePolicy::FireOnce)), ("skip", Some(MisfirePolicy::Skip)), ("catch_up", None)],
         );
         let grace =
             self.integer("misfire_grace_ms", 0, 366 * 24 * 3600 * 1000, "0 … 31622400000 (366 days in milliseconds)");
@@ -792,7 +794,6 @@ mod tests {
             ("retry_backoff", json!(5), "type"),
             ("payload", json!("x".repeat(512 * 1024)), "size"),
             ("misfire_policy", json!("catch_up"), "not_supported"),
-            ("misfire_policy", json!("skip"), "not_supported"),
             ("misfire_policy", json!("never"), "format"),
             ("overlap_policy", json!("queue"), "not_supported"),
             ("overlap_policy", json!("cancel_previous"), "not_supported"),

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use ax_shared::definition::Status;
+use ax_shared::definition::{MisfirePolicy, Status};
 use ax_shared::{ConsumerName, Profile, RunId, RunKind, TaskId, Timestamp};
 
 use crate::core::definitions::{NOBODY_RAN, TaskRow};
@@ -53,8 +53,8 @@ impl Task {
         self.schedule.is_some() && self.row.definition.status == Status::Enabled
     }
 
-    /// Rows for the instants in (`after`, `until`]. Those before `now` by more than the grace are missed: the newest
-    /// of them is owed, the others become one row.
+    /// Rows for the instants in (`after`, `until`]. Those before `now` by more than the grace are missed: they
+    /// become one row, and with `fire_once` the newest of them is not in it but owed.
     fn plan(&self, after: Timestamp, until: Timestamp, now: Timestamp, rows: &mut Vec<Run>) -> bool {
         let Some(schedule) = self.schedule.as_ref().filter(|_| self.is_planned()) else { return false };
         let anchor = self.row.anchor_at;
@@ -70,12 +70,17 @@ impl Task {
             && let Some(missed) = schedule.stretch(after, missed_until.min(until), anchor)
         {
             recovers = true;
-            if missed.count > 1
-                && let Some(to) = schedule.last_in(after, missed.last.plus_millis(-1), anchor)
-            {
-                rows.push(self.stretch_row(missed.first, to, missed.count - 1, now));
+            match self.row.definition.misfire_policy {
+                MisfirePolicy::FireOnce => {
+                    if missed.count > 1
+                        && let Some(to) = schedule.last_in(after, missed.last.plus_millis(-1), anchor)
+                    {
+                        rows.push(self.stretch_row(missed.first, to, missed.count - 1, now));
+                    }
+                    rows.push(owed(missed.last));
+                }
+                MisfirePolicy::Skip => rows.push(self.stretch_row(missed.first, missed.last, missed.count, now)),
             }
-            rows.push(owed(missed.last));
             from = missed.last;
         }
         self.plan_each(from, until, now, rows);

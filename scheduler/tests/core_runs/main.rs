@@ -1,6 +1,7 @@
 //! What each event does to a run, through the shard as the loops use it: no I/O, no clock.
 
 mod doubts;
+mod misfires;
 
 use std::sync::Arc;
 

@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use ax_shared::definition::{OverlapPolicy, Status};
+use ax_shared::definition::{MisfirePolicy, OverlapPolicy, Status};
 use ax_shared::{Profile, RunId, RunKind, Timestamp};
 
 use super::{Phase, Shard};
@@ -158,11 +158,15 @@ fn decide(run: &Run, task: &Task, now: Timestamp) -> Fired {
                 return Fired::Skipped("schedule_changed");
             }
             let missed_before = now.plus_millis(-i64::try_from(d.misfire_grace_ms).unwrap_or(i64::MAX));
-            // fire_once: of the missed instants only the newest is executed.
-            if run.publish_at < missed_before && task.next_after(run.trigger_at).is_some_and(|t| t < missed_before) {
-                return Fired::Skipped("misfire");
+            if run.publish_at >= missed_before {
+                return Fired::HandedOver;
             }
-            Fired::HandedOver
+            let is_skipped = match d.misfire_policy {
+                // Of the missed instants only the newest is executed.
+                MisfirePolicy::FireOnce => task.next_after(run.trigger_at).is_some_and(|t| t < missed_before),
+                MisfirePolicy::Skip => true,
+            };
+            if is_skipped { Fired::Skipped("misfire") } else { Fired::HandedOver }
         }
         RunKind::Delay if task.row.delay_run_id != Some(run.run_id) => Fired::Skipped("schedule_changed"),
         RunKind::Delay | RunKind::Manual | RunKind::Enqueue => Fired::HandedOver,
