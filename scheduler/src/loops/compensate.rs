@@ -46,7 +46,7 @@ async fn tend_consumers(term: &Arc<Term>, unused: &mut HashMap<String, Duration>
     if !term.may_act() {
         return Ok(());
     }
-    settle::note_triggers(term, &term.cx.bus.triggers().await?);
+    settle::look_at_triggers(term).await?;
     let (needed, groups) = {
         let mut shard = term.shard();
         let expired = shard.expire_signals(term.cx.clock.now().plus_millis(-SIGNAL_LIFE_MS));

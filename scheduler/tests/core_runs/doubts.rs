@@ -336,3 +336,68 @@ fn news_of_an_earlier_stream_is_not_taken_for_news_of_this_one() {
     world.server(ACK, 1, 1, 1100);
     assert_eq!(world.run(publish.run_id).state, RunState::Succeeded);
 }
+
+/// Two runs in the stream, with sequences 1 and 2.
+fn two() -> (World, Run, Run) {
+    let mut world = World::new(&[every(1000, json!({"overlap_policy": "allow"}))]);
+    let rows = world.plan(2000, 0);
+    world.run_until(2000);
+    world.flush();
+    (world, rows[0].clone(), rows[1].clone())
+}
+
+#[test]
+fn what_went_with_the_tail_of_the_stream_is_in_another_one() {
+    let (mut world, first, second) = two();
+    assert_eq!(world.shard.set_triggers_incarnation("t1", 1), 1);
+    assert_eq!(world.run(first.run_id).message.as_ref().unwrap().incarnation, "t1");
+    assert_ne!(world.run(second.run_id).message.as_ref().unwrap().incarnation, "t1");
+    let flush = world.shard.take_flush().unwrap();
+    assert_eq!(flush.batch.runs.len(), 1, "a successor knows it, too");
+    assert_eq!(world.shard.set_triggers_incarnation("t1", 1), 0, "once is enough");
+}
+
+#[test]
+fn the_sequence_of_a_lost_message_is_not_the_lost_ones_any_more() {
+    let (mut world, _, second) = two();
+    world.shard.set_triggers_incarnation("t1", 1);
+    let third = world.plan(3000, 2500).remove(0);
+    world.shard.fire(at(3000));
+    let publish = world.shard.pop_publish().unwrap();
+    assert!(world.shard.published(publish.run_id, PubAck { seq: 2, duplicate: false }, at(3001)));
+    assert_eq!(world.server(ACK, 2, 1, 1900), Applied::Nothing, "it was told about the lost one");
+    world.server(ACK, 2, 1, 3100);
+    assert_eq!(world.run(third.run_id).state, RunState::Succeeded);
+    assert_eq!(world.run(second.run_id).state, RunState::Triggered);
+}
+
+#[test]
+fn a_puback_that_does_not_grow_shows_that_the_tail_is_lost() {
+    let (mut world, first, second) = two();
+    world.plan(3000, 2500);
+    world.shard.fire(at(3000));
+    let publish = world.shard.pop_publish().unwrap();
+    assert!(!world.shard.published(publish.run_id, PubAck { seq: 2, duplicate: false }, at(3001)));
+    assert_eq!(world.run(first.run_id).message.as_ref().unwrap().incarnation, "t1");
+    assert_ne!(world.run(second.run_id).message.as_ref().unwrap().incarnation, "t1");
+    // Published again, the stream names it.
+    world.shard.fire(at(3300));
+    assert!(world.shard.pop_publish().is_some());
+    assert!(world.shard.published(publish.run_id, PubAck { seq: 2, duplicate: true }, at(3301)));
+    assert_eq!(world.run(publish.run_id).message.as_ref().unwrap().seq, 2);
+}
+
+#[test]
+fn a_recorded_sequence_that_the_stream_never_reached_is_lost_at_a_takeover() {
+    let (world, first, second) = two();
+    let recorded = vec![world.run(first.run_id).clone(), world.run(second.run_id).clone()];
+    let mut next = World::new(&[every(1000, json!({"overlap_policy": "allow"}))]);
+    next.shard.set_triggers_incarnation("t1", 1);
+    next.shard.load_runs(recorded, vec![], at(3000));
+    assert_eq!(next.shard.outstanding_run(first.run_id).unwrap().incarnation, "t1");
+    assert_ne!(next.shard.outstanding_run(second.run_id).unwrap().incarnation, "t1");
+    assert_eq!(next.server(ACK, 2, 1, 1900), Applied::Nothing);
+    next.server(ACK, 1, 1, 1900);
+    assert_eq!(next.run(first.run_id).state, RunState::Succeeded);
+    assert!(next.shard.lost(second.run_id, 2, at(4000)), "it is published again");
+}

@@ -50,6 +50,7 @@ impl Shard {
             },
             // The same sequence in a stream that was there before.
             Told::Server { at, .. } if self.triggers_made_at.is_some_and(|made_at| at < made_at) => Applied::Nothing,
+            Told::Server { seq, at, .. } if self.is_of_the_lost_tail(seq, at) => Applied::Nothing,
             Told::Server { seq, kind, deliveries, at, delivered_at } => match self.by_seq.get(&seq) {
                 Some(&run_id) => Applied::Run(run_id, self.apply_signal(run_id, kind, deliveries, at, delivered_at)),
                 // Its run has long been gone; the stream is being read anew.

@@ -65,6 +65,11 @@ impl Shard {
         let live = self.runs.get(&run_id);
         let shrank = live.is_some_and(|live| !ack.duplicate && ack.seq <= live.floor);
         if shrank || live.is_some_and(|live| live.ack_is_stale) {
+            if shrank {
+                // Should it be another stream altogether, nothing of this one is believed after the next look.
+                self.note_now(at);
+                self.cut_triggers(ack.seq - 1);
+            }
             // Stored in the old stream or in the new one: published again, the new one tells.
             self.publish_unanswered(run_id, at, false);
             return !shrank;
