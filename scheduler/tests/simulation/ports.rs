@@ -363,8 +363,10 @@ impl Publisher for SimPublisher {
         let id = header("Nats-Msg-Id").unwrap_or_default();
         if let Some(at) = header("Ax-Publish-At").and_then(|at| at.parse::<Timestamp>().ok()) {
             let now = NodeClock(link.clone()).now();
-            // A clock that has stepped back since the decision does not make it wrong.
-            if link.latest(now) < at {
+            // A clock that has stepped back since the decision does not make it wrong, nor does a leader whose clock
+            // was ahead make a later message of the run wrong.
+            let again = !id.ends_with(":1");
+            if !again && link.latest(now) < at {
                 world.violate(format!("{} publishes {id}, due at {at}, at {now}", link.node));
             }
         }

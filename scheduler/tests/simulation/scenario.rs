@@ -388,6 +388,9 @@ impl Simulation {
             5 if self.offset_ms == 0 => {
                 self.offset_ms = if self.rng.permille(500) { 3_600_000 } else { -3_600_000 };
                 self.world.say(format_args!("all clocks step by {} ms", self.offset_ms));
+                if self.offset_ms < 0 {
+                    self.world.book().turned_back = Some(self.world.time.now().plus_millis(self.offset_ms));
+                }
                 for node in self.nodes.iter().flatten() {
                     node.link.set_clock(self.offset_ms);
                 }
