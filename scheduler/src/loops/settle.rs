@@ -131,6 +131,8 @@ pub(super) async fn look_at_triggers(term: &Term) -> Result<StreamState, BusErro
         shard.set_triggers_incarnation(&triggers.incarnation, last)
     };
     if lost > 0 {
+        // Nothing is published before this is in SQL.
+        term.wake.flush.notify_one();
         metrics::counter!(names::MESSAGES_LOST.name).increment(lost as u64);
         tracing::error!(
             lost,

@@ -5,7 +5,7 @@
 //! sequence below one that is known, and in a PubAck that does not grow.
 //!
 //! Invariant: a run owns a sequence only in the incarnation that its row names. What was lost with the tail gets a name
-//! that no stream has, in the same flush as, or an earlier one than, whatever takes its sequence.
+//! that no stream has, and that is in SQL before anything is published that may take its sequence.
 
 use ax_shared::{RunId, Timestamp};
 
@@ -42,6 +42,7 @@ impl Shard {
         }
         self.triggers_last = last_seq;
         self.triggers_cut = None;
+        self.cuts_written = self.cuts;
         self.triggers_incarnation = incarnation.to_owned();
         self.triggers_made_at = incarnation.parse().ok();
         self.signals.clear();
@@ -87,6 +88,7 @@ impl Shard {
                 ids.push(live.run().run_id);
             }
         }
+        self.cuts += u64::from(!ids.is_empty());
         ids.sort_unstable();
         ids.iter().for_each(|id| self.touch(*id));
         ids.iter().filter(|id| self.run(**id).is_some_and(|run| !run.state.is_final())).count()
@@ -104,6 +106,7 @@ impl Shard {
         message.incarnation = cut_off(&self.triggers_incarnation);
         let seq = message.seq;
         self.triggers_cut = Some((last_seq, now));
+        self.cuts += 1;
         self.disown(seq, id);
         self.touch(id);
     }

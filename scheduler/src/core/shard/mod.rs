@@ -125,6 +125,10 @@ pub struct Shard {
     triggers_last: u64,
     /// Where it lost its tail, and when that was noticed: what was told before about sequences after that is about others.
     triggers_cut: Option<(u64, Timestamp)>,
+    /// How often runs were found to have lost their message with a tail, and up to which time that is in SQL: before it is,
+    /// nothing may take their sequences, or a successor would take those for theirs.
+    cuts: u64,
+    cuts_written: u64,
     due: BinaryHeap<Reverse<(Timestamp, RunId)>>,
     /// Runs to put into their queue at an instant: replacements and publishes to try again.
     later: BinaryHeap<Reverse<(Timestamp, RunId)>>,
@@ -163,6 +167,8 @@ impl Shard {
             triggers_made_at: None,
             triggers_last: 0,
             triggers_cut: None,
+            cuts: 0,
+            cuts_written: 0,
             due: BinaryHeap::new(),
             later: BinaryHeap::new(),
             closing: BinaryHeap::new(),

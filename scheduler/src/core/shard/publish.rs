@@ -36,8 +36,12 @@ pub enum LookedUp {
 }
 
 impl Shard {
-    /// The next message to publish, by the order of the delivery queues.
+    /// The next message to publish, by the order of the delivery queues. None, too, until it is in SQL which messages were
+    /// lost with the tail of the stream.
     pub fn pop_publish(&mut self) -> Option<Publish> {
+        if self.cuts_written < self.cuts {
+            return None;
+        }
         while let Some(run_id) = self.queues.pop() {
             let Some(live) = self.runs.get_mut(&run_id).filter(|l| l.phase == Phase::Queued) else { continue };
             let spec = live
