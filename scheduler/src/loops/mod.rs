@@ -12,6 +12,7 @@ mod effects;
 mod fire;
 mod flush;
 pub mod lead;
+mod orphans;
 mod plan;
 mod reconcile;
 mod settle;

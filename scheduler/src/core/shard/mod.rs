@@ -210,6 +210,12 @@ impl Shard {
         self.runs.len()
     }
 
+    /// Messages of AX_TRIGGERS that runs in memory own.
+    #[must_use]
+    pub fn owned_messages(&self) -> usize {
+        self.by_seq.len()
+    }
+
     /// Ids of the runs in memory.
     #[must_use]
     pub fn run_ids(&self) -> HashSet<RunId> {
