@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use ax_tests::worker::{self, Hands};
 use ax_tests::world::{Database, World, task};
-use ax_tests::worker::{self, Consumer};
 use ax_tests::{Deadline, holds};
 use serde_json::{Value, json};
 
@@ -49,7 +49,7 @@ async fn in_every_state(database: Database) -> Result<()> {
     let context = world.jetstream().await?;
     let names = worker::consumers(&context, "test").await?;
     ensure!(names.len() == 1, "{names:?}");
-    let consumer = Consumer::on(&context, &names[0]).await?;
+    let consumer = Hands::on(&context, &names[0]).await?;
     let message = consumer.next().await?;
     consumer.event(&message, "started", json!({"worker_id": "w"})).await?;
     api.run_reaches(&running, &["running"], SOON).await?;

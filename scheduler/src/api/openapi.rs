@@ -188,7 +188,11 @@ fn tag(route: &Route) -> &'static str {
     match route.operation {
         Operation::Nodes => "node",
         Operation::Preview | Operation::Upcoming | Operation::NextFires => "schedule",
-        Operation::TriggerTask | Operation::Enqueue | Operation::ListRuns | Operation::GetRun | Operation::CancelRun => "run",
+        Operation::TriggerTask
+        | Operation::Enqueue
+        | Operation::ListRuns
+        | Operation::GetRun
+        | Operation::CancelRun => "run",
         _ => "task",
     }
 }
