@@ -6,6 +6,7 @@
 
 mod adopt;
 pub mod clock;
+mod command;
 mod compensate;
 mod deliver;
 mod effects;

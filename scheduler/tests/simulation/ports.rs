@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use ax_scheduler::core::command::Command;
 use ax_scheduler::core::definitions::{AuditEntry, DefinitionView, TaskRow};
 use ax_scheduler::core::run::{Attempt, Run, Signal};
 use ax_scheduler::core::token::Token;
@@ -94,6 +95,12 @@ impl Store for SimStore {
         self.0.sql("histories", self.inner().histories(ids, now)).await
     }
 
+    async fn insert_command(&self, command: &Command, audit: &AuditEntry) -> Result<(), StoreError> {
+        self.0.sql("insert_command", self.inner().insert_command(command, audit)).await
+    }
+    async fn commands(&self, limit: u32) -> Result<Vec<Command>, StoreError> {
+        self.0.sql("commands", self.inner().commands(limit)).await
+    }
     async fn insert_runs(&self, runs: &[Run], audit: &[AuditEntry]) -> Result<Vec<bool>, StoreError> {
         let world = &self.0.world;
         let runs: Vec<Run> = runs

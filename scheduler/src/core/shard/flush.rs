@@ -70,6 +70,7 @@ impl Shard {
         // A signal that came and went between two flushes was never in SQL; adding it after its removal would keep it.
         let gone = batch.signals_remove.clone();
         batch.signals_add.retain(|s| !gone.contains(s));
+        batch.commands_done = std::mem::take(&mut self.commands_done);
         if self.settled_dirty {
             self.settled_dirty = false;
             batch.settled = Some(self.settled.clone());
@@ -155,6 +156,7 @@ impl Shard {
         let mut removed = flush.batch.signals_remove;
         removed.append(&mut self.signals_remove);
         self.signals_remove = removed;
+        self.commands_done.extend(flush.batch.commands_done);
         self.settled_dirty |= flush.batch.settled.is_some();
         let mut effects = flush.effects;
         effects.append(&mut self.effects);

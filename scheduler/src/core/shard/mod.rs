@@ -9,6 +9,7 @@
 //! - A run is in memory from its insertion or adoption until it is final, committed and its message is closed.
 
 mod apply;
+mod commands;
 mod fire;
 mod flush;
 mod incarnation;
@@ -20,6 +21,7 @@ use std::collections::{BTreeSet, BinaryHeap, HashMap, HashSet};
 use std::sync::Arc;
 
 use ax_shared::{ConsumerName, Group, Prefix, RunId, TaskDefinition, TaskId, Timestamp};
+use uuid::Uuid;
 
 use crate::core::definitions::TaskRow;
 use crate::core::delivery::{DeliveryQueues, QueueLength};
@@ -140,6 +142,8 @@ pub struct Shard {
     /// Runs held back, by the run that blocks them.
     blocked: HashMap<RunId, Vec<RunId>>,
     signals: HashMap<u64, Vec<Signal>>,
+    /// Commands that were carried out, to be ended with the next flush.
+    commands_done: Vec<Uuid>,
     signals_add: Vec<Signal>,
     signals_remove: Vec<Signal>,
     dirty: Vec<RunId>,
@@ -176,6 +180,7 @@ impl Shard {
             busy: HashMap::new(),
             blocked: HashMap::new(),
             signals: HashMap::new(),
+            commands_done: Vec::new(),
             signals_add: Vec::new(),
             signals_remove: Vec::new(),
             dirty: Vec::new(),
