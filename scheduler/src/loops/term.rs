@@ -177,6 +177,11 @@ async fn begin(
     publish_groups(&cx, &shard).await.map_err(takeover)?;
 
     read_to_end(&cx, &mut shard, events.last_seq).await.map_err(takeover)?;
+    let triggers = cx.bus.triggers().await.map_err(takeover)?;
+    let lost = shard.forget_signals_above(triggers.last_seq);
+    if lost > 0 {
+        tracing::error!(lost, last = triggers.last_seq, "AX_TRIGGERS has lost messages that nobody had recorded");
+    }
 
     let (blocked, blocked_out) = mpsc::unbounded_channel();
     let applied = super::Progress::new(shard.settled().seq);

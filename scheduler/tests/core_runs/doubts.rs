@@ -480,3 +480,15 @@ fn a_recorded_sequence_that_the_stream_never_reached_is_lost_at_a_takeover() {
     assert_eq!(next.run(first.run_id).state, RunState::Succeeded);
     assert!(next.shard.lost(second.run_id, 2, at(4000)), "it is published again");
 }
+
+#[test]
+fn an_ack_out_of_a_tail_that_was_lost_before_anything_was_recorded_is_not_that_of_the_next_message() {
+    let mut world = World::new(&[every(1000, json!({}))]);
+    let planned = world.plan(1000, 0).remove(0);
+    assert_eq!(world.server(ACK, 1, 1, 500), Applied::Kept);
+    assert_eq!(world.shard.forget_signals_above(0), 1);
+    world.run_until(1000);
+    assert_eq!(world.run(planned.run_id).state, RunState::Triggered);
+    let signals = world.shard.take_flush().expect("changes").batch;
+    assert!(signals.signals_add.is_empty() && signals.signals_remove.len() == 1, "a successor does not read it either");
+}

@@ -121,6 +121,17 @@ impl Shard {
         }
     }
 
+    /// Forgets signals of sequences that AX_TRIGGERS, asked after they were told, has not given yet: they are about a tail
+    /// that it has lost, and would be taken for news of whatever is stored under those sequences next. Answers how many.
+    pub fn forget_signals_above(&mut self, last_seq: u64) -> usize {
+        let lost: Vec<u64> = self.signals.keys().copied().filter(|seq| *seq > last_seq).collect();
+        let before = self.signals_remove.len();
+        for seq in lost {
+            self.signals_remove.extend(self.signals.remove(&seq).unwrap_or_default());
+        }
+        self.signals_remove.len() - before
+    }
+
     /// Forgets signals told before `before`: their message's run has long been gone. Answers how many.
     pub fn expire_signals(&mut self, before: Timestamp) -> usize {
         let mut expired = Vec::new();
