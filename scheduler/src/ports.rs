@@ -15,6 +15,7 @@ use futures::stream::BoxStream;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use crate::core::command::Command;
 use crate::core::definitions::{AuditEntry, DefinitionView, DefinitionWrite, TaskRow};
 use crate::core::run::{Attempt, Run, RunState, Signal};
 use crate::core::token::Token;
@@ -111,6 +112,8 @@ pub struct Batch {
     pub signals_add: Vec<Signal>,
     /// Signals that have been applied.
     pub signals_remove: Vec<Signal>,
+    /// Commands that are carried out with this batch.
+    pub commands_done: Vec<Uuid>,
     /// How far AX_EVENTS is settled with this batch.
     pub settled: Option<EventsPosition>,
 }
@@ -123,6 +126,7 @@ impl Batch {
             && self.attempts.is_empty()
             && self.signals_add.is_empty()
             && self.signals_remove.is_empty()
+            && self.commands_done.is_empty()
             && self.settled.is_none()
     }
 }
@@ -212,6 +216,11 @@ pub trait Store: Send + Sync + 'static {
     async fn list_runs(&self, filter: &RunFilter) -> Result<Vec<Run>, StoreError>;
     /// One run, whole, with its attempts in order.
     async fn run(&self, id: RunId) -> Result<Option<(Run, Vec<Attempt>)>, StoreError>;
+
+    /// Stores a command for the leader, with a line of the audit.
+    async fn insert_command(&self, command: &Command, audit: &AuditEntry) -> Result<(), StoreError>;
+    /// Commands that have not been carried out, oldest first.
+    async fn commands(&self, limit: u32) -> Result<Vec<Command>, StoreError>;
 
     /// Every token that has not been revoked, by name; those that have expired, too.
     async fn tokens(&self) -> Result<Vec<Token>, StoreError>;
@@ -351,6 +360,8 @@ pub enum Hint {
     Runs,
     /// Definitions.
     Definitions,
+    /// Commands of operators.
+    Commands,
 }
 
 /// A stream as its leader tells it.
@@ -468,6 +479,8 @@ pub trait Bus: Send + Sync + 'static {
     async fn read_events(&self, after: u64) -> Result<BoxStream<'static, Result<StreamMessage, BusError>>, BusError>;
     /// The message of AX_TRIGGERS with a sequence, from the stream's leader.
     async fn trigger_at(&self, seq: u64) -> Result<Option<StreamMessage>, BusError>;
+    /// The first message of AX_TRIGGERS at a sequence or after it, from the stream's leader.
+    async fn next_trigger(&self, from: u64) -> Result<Option<StreamMessage>, BusError>;
     /// The last message of AX_TRIGGERS with a subject, from the stream's leader.
     async fn last_trigger(&self, subject: &str) -> Result<Option<StreamMessage>, BusError>;
     /// Opens a publishing connection.

@@ -188,7 +188,11 @@ fn tag(route: &Route) -> &'static str {
     match route.operation {
         Operation::Nodes => "node",
         Operation::Preview | Operation::Upcoming | Operation::NextFires => "schedule",
-        Operation::TriggerTask | Operation::Enqueue | Operation::ListRuns | Operation::GetRun => "run",
+        Operation::TriggerTask
+        | Operation::Enqueue
+        | Operation::ListRuns
+        | Operation::GetRun
+        | Operation::CancelRun => "run",
         _ => "task",
     }
 }
@@ -256,6 +260,10 @@ fn body(route: &Route) -> Option<(Value, bool)> {
         Operation::TriggerTask => reference("Trigger"),
         Operation::Enqueue => reference("Enqueue"),
         Operation::Preview => reference("Preview"),
+        Operation::CancelRun => json!({
+            "type": "object", "additionalProperties": false,
+            "properties": {"reason": {"type": "string", "maxLength": 500}}
+        }),
         // An object without fields.
         _ => json!({"type": "object", "additionalProperties": false}),
     };
@@ -265,7 +273,11 @@ fn body(route: &Route) -> Option<(Value, bool)> {
 fn responses(route: &Route) -> Value {
     let mut all = Map::new();
     let mut ok = |status: &str, schema: &str| {
-        let words = if status == "201" { "Created" } else { "OK" };
+        let words = match status {
+            "201" => "Created",
+            "202" => "Accepted: no leader has done it yet",
+            _ => "OK",
+        };
         all.insert(status.to_owned(), answer(words, &reference(schema)));
     };
     match route.operation {
@@ -286,6 +298,10 @@ fn responses(route: &Route) -> Value {
         Operation::Enqueue => ok("201", "Enqueued"),
         Operation::ListRuns => ok("200", "RunPage"),
         Operation::GetRun => ok("200", "RunDetail"),
+        Operation::CancelRun => {
+            ok("200", "RunDetail");
+            ok("202", "RunDetail");
+        }
         Operation::Nodes => ok("200", "Nodes"),
         Operation::DeleteTask => {
             all.insert("204".to_owned(), json!({"description": "Deleted"}));

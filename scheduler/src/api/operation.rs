@@ -43,6 +43,7 @@ pub enum Operation {
     Enqueue,
     ListRuns,
     GetRun,
+    CancelRun,
     Nodes,
 }
 
@@ -145,6 +146,7 @@ table! {
     Enqueue = Post "/enqueue" "enqueue" None Body Operator "Add runs beside the schedule, all or none";
     ListRuns = Get "/runs" "run.list" None Parameters Viewer "List runs, newest trigger time first";
     GetRun = Get "/runs/{id}" "run.get" Run Parameters Viewer "Show a run with its attempts, timeline and result";
+    CancelRun = Post "/runs/{id}/cancel" "run.cancel" Run OptionalBody Operator "End a run as cancelled; nothing happens to one that has ended";
     Nodes = Get "/nodes" "nodes" None Parameters Viewer "Show the scheduler nodes that answer";
 }
 
@@ -223,7 +225,7 @@ pub struct Request {
 /// What was answered to a request that was done.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reply {
-    /// The HTTP status: 200, 201 or 204.
+    /// The HTTP status: 200, 201, 202 or 204.
     pub status: u16,
     /// The version of the task that is answered.
     pub version: Option<u64>,
@@ -319,10 +321,15 @@ impl Route {
             }
             Operation::ListRuns => Reply::of(200, &service.list_runs(ListRuns::read(params)?).await?),
             Operation::GetRun => {
-                let id = id.unwrap_or_default();
-                let id: RunId = id.parse().map_err(|_| ApiError::field("run_id", "format", "a run id is a UUID"))?;
+                let id = run_id(id)?;
                 params.finish()?;
                 Reply::of(200, &service.run(id).await?)
+            }
+            Operation::CancelRun => {
+                let id = run_id(id)?;
+                params.finish()?;
+                let run = service.cancel_run(caller, id, object(body)?).await?;
+                Reply::of(if run.run.state.is_final() { 200 } else { 202 }, &run)
             }
             Operation::Nodes => {
                 params.finish()?;
@@ -334,6 +341,10 @@ impl Route {
 
 fn task_id(id: Option<String>) -> Result<TaskId, ApiError> {
     TaskId::new(&id.unwrap_or_default()).map_err(|e| ApiError::field("task_id", "format", e.to_string()))
+}
+
+fn run_id(id: Option<String>) -> Result<RunId, ApiError> {
+    id.unwrap_or_default().parse().map_err(|_| ApiError::field("run_id", "format", "a run id is a UUID"))
 }
 
 fn object(body: Value) -> Result<Fields, ApiError> {

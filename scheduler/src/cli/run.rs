@@ -54,6 +54,19 @@ enum RunCommand {
 A run id, its first six or more digits, or a trace id shows that run, several that begin alike as a list. The id of a
 task lists its newest runs.")]
     Find(FindArgs),
+    /// End a run as cancelled; nothing happens to one that has ended
+    #[command(after_help = "Example:
+  ax run cancel 0199aa6e-5b54-8c8e --reason \"wrong date\"")]
+    Cancel(CancelArgs),
+}
+
+#[derive(Debug, Args)]
+struct CancelArgs {
+    #[command(flatten)]
+    run: GetArgs,
+    /// Why, for the run and the audit
+    #[arg(long, value_name = "TEXT")]
+    reason: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -130,6 +143,11 @@ pub(super) async fn run(args: RunArgs, file: Layer) -> Result<(), Failure> {
         }
         RunCommand::Get(GetArgs { run }) => {
             client.get(&["runs", &whole_id(&client, run).await?], &[]).await?.show(print_run)
+        }
+        RunCommand::Cancel(CancelArgs { run: GetArgs { run }, reason }) => {
+            let id = whole_id(&client, run).await?;
+            let body = serde_json::json!({ "reason": reason.unwrap_or_default() }).to_string();
+            client.post(&["runs", &id, "cancel"], body).await?.show(print_run)
         }
         RunCommand::Find(find_args) => find(&client, find_args, args.client.json).await,
     }

@@ -1,5 +1,6 @@
 //! The pure core: no async, no I/O, no clock, no randomness. Time, ids and jitter arrive as arguments.
 
+pub mod command;
 pub mod definitions;
 pub mod delivery;
 pub mod events;

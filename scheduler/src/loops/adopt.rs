@@ -51,6 +51,9 @@ pub(super) async fn run(term: Arc<Term>) -> EndOfTerm {
                 break;
             }
         }
+        if let Err(end) = super::command::run_once(&term).await {
+            return end;
+        }
         if !wait(&term.wake.adopt, EVERY, &term.ended).await {
             return EndOfTerm::Stopped;
         }
@@ -86,7 +89,7 @@ pub(super) async fn hints(term: Arc<Term>) -> EndOfTerm {
                     hint = hints.next() => hint,
                 };
                 match hint {
-                    Some(Hint::Runs) => term.wake.adopt.notify_one(),
+                    Some(Hint::Runs | Hint::Commands) => term.wake.adopt.notify_one(),
                     Some(Hint::Definitions) => term.wake.plan.notify_one(),
                     None => break,
                 }

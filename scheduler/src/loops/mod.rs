@@ -6,12 +6,14 @@
 
 mod adopt;
 pub mod clock;
+mod command;
 mod compensate;
 mod deliver;
 mod effects;
 mod fire;
 mod flush;
 pub mod lead;
+mod orphans;
 mod plan;
 mod reconcile;
 mod settle;

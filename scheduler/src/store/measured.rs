@@ -8,6 +8,7 @@ use async_trait::async_trait;
 use ax_shared::{RunId, TaskId, Timestamp};
 use uuid::Uuid;
 
+use crate::core::command::Command;
 use crate::core::definitions::{AuditEntry, TaskRow};
 use crate::core::run::{Attempt, Run, Signal};
 use crate::core::token::Token;
@@ -88,6 +89,14 @@ impl<S: Store> Store for Measured<S> {
 
     async fn run(&self, id: RunId) -> Result<Option<(Run, Vec<Attempt>)>, StoreError> {
         self.time("run", self.inner.run(id)).await
+    }
+
+    async fn insert_command(&self, command: &Command, audit: &AuditEntry) -> Result<(), StoreError> {
+        self.time("insert_command", self.inner.insert_command(command, audit)).await
+    }
+
+    async fn commands(&self, limit: u32) -> Result<Vec<Command>, StoreError> {
+        self.time("commands", self.inner.commands(limit)).await
     }
 
     async fn tokens(&self) -> Result<Vec<Token>, StoreError> {

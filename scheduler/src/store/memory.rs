@@ -8,6 +8,7 @@ use ax_shared::{RunId, TaskId, Timestamp};
 use uuid::Uuid;
 
 use super::columns::{TaskSearch, folded, signed, text};
+use crate::core::command::Command;
 use crate::core::definitions::{AuditEntry, DefinitionView, TaskRow};
 use crate::core::run::{Attempt, Run, RunState, Signal};
 use crate::core::token::Token;
@@ -30,6 +31,7 @@ struct Inner {
     attempts: BTreeMap<(RunId, u32), Attempt>,
     signals: BTreeMap<(u64, &'static str, u32, String), Signal>,
     audit: Vec<AuditEntry>,
+    commands: BTreeMap<Uuid, Command>,
     /// By name; revoked ones are gone.
     tokens: BTreeMap<String, Token>,
     led: bool,
@@ -47,6 +49,7 @@ impl Default for Memory {
                 attempts: BTreeMap::new(),
                 signals: BTreeMap::new(),
                 audit: Vec::new(),
+                commands: BTreeMap::new(),
                 tokens: BTreeMap::new(),
                 led: false,
                 shard: ShardState {
@@ -224,6 +227,20 @@ impl Store for Memory {
         Ok(written)
     }
 
+    async fn insert_command(&self, command: &Command, audit: &AuditEntry) -> Result<(), StoreError> {
+        let mut inner = self.lock();
+        inner.commands.insert(command.id, command.clone());
+        inner.audit.push(audit.clone());
+        Ok(())
+    }
+
+    async fn commands(&self, limit: u32) -> Result<Vec<Command>, StoreError> {
+        let mut commands: Vec<Command> = self.lock().commands.values().cloned().collect();
+        commands.sort_by_key(|command| (command.at, command.id));
+        commands.truncate(limit as usize);
+        Ok(commands)
+    }
+
     async fn list_runs(&self, filter: &RunFilter) -> Result<Vec<Run>, StoreError> {
         let inner = self.lock();
         Ok(inner
@@ -383,6 +400,9 @@ impl Store for Memory {
                     ..run.clone()
                 });
             }
+        }
+        for id in &batch.commands_done {
+            inner.commands.remove(id);
         }
         for attempt in &batch.attempts {
             let mut attempt = attempt.clone();

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! Invariant: every method with an epoch locks the shard's row, or holds the only writer connection, before it reads or
-//! writes anything else, in one transaction with what it writes. A row is never deleted here.
+//! writes anything else, in one transaction with what it writes. No row of a run is ever deleted here.
 
 mod columns;
 mod measured;
@@ -23,6 +23,7 @@ pub mod sqlite;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
+use crate::core::command::Command;
 use crate::core::definitions::AuditEntry;
 use crate::core::run::{Attempt, Run};
 use crate::ports::{Store, StoreError};
@@ -89,6 +90,21 @@ fn batches<T>(rows: &[T], bytes: impl Fn(&T) -> usize) -> impl Iterator<Item = &
         rest = later;
         (!batch.is_empty()).then_some(batch)
     })
+}
+
+/// A command as it is stored: text that no database refuses.
+fn command_body(command: &Command) -> Result<String, StoreError> {
+    let command = Command {
+        actor: columns::text(&command.actor).into_owned(),
+        reason: command.reason.as_deref().map(|reason| columns::text(reason).into_owned()),
+        ..command.clone()
+    };
+    serde_json::to_string(&command).map_err(|e| StoreError::Corrupt(format!("a command: {e}")))
+}
+
+/// A stored command.
+fn command_of(body: &str) -> Result<Command, StoreError> {
+    serde_json::from_str(body).map_err(|e| StoreError::Corrupt(format!("command {body}: {e}")))
 }
 
 /// The lines of an audit that hold: a line about a run of this call which had been there before is left out.

@@ -35,6 +35,7 @@ use super::columns::{
     RunColumns, SignalColumns, TaskColumns, TokenColumns, at, folded, signed, status_word, task_ids, text, unsigned,
 };
 use super::{SHARD, queries};
+use crate::core::command::Command;
 use crate::core::definitions::{AuditEntry, DefinitionView, TaskRow};
 use crate::core::run::{Attempt, Run, Signal};
 use crate::core::token::Token;
@@ -445,6 +446,37 @@ impl Store for Postgres {
         .await
     }
 
+    async fn insert_command(&self, command: &Command, audit: &AuditEntry) -> Result<(), StoreError> {
+        within(CALL, async {
+            let mut session = Session::begin(&self.api, BEGIN).await?;
+            sqlx::query("INSERT INTO command (id, kind, subject, body, created_at) VALUES ($1, $2, $3, $4::json, $5)")
+                .bind(command.id)
+                .bind(command.kind.as_str())
+                .bind(command.run_id.to_string())
+                .bind(super::command_body(command)?)
+                .bind(command.at.as_millis())
+                .execute(session.connection())
+                .await?;
+            rows::insert_audit(session.connection(), std::slice::from_ref(audit)).await?;
+            session.commit().await
+        })
+        .await
+    }
+
+    async fn commands(&self, limit: u32) -> Result<Vec<Command>, StoreError> {
+        within(LEADER, async {
+            let mut session = Session::open(&self.leader).await?;
+            let found: Vec<String> =
+                sqlx::query_scalar("SELECT body::text FROM command ORDER BY created_at, id LIMIT $1")
+                    .bind(i64::from(limit))
+                    .fetch_all(session.connection())
+                    .await?;
+            session.done();
+            found.iter().map(|body| super::command_of(body)).collect()
+        })
+        .await
+    }
+
     async fn list_runs(&self, filter: &RunFilter) -> Result<Vec<Run>, StoreError> {
         within(CALL, async {
             let mut session = Session::open(&self.api).await?;
@@ -689,6 +721,12 @@ impl Store for Postgres {
             rows::upsert_attempts(session.connection(), &batch.attempts).await?;
             rows::add_signals(session.connection(), &batch.signals_add).await?;
             rows::remove_signals(session.connection(), &batch.signals_remove).await?;
+            if !batch.commands_done.is_empty() {
+                sqlx::query("DELETE FROM command WHERE id = ANY($1)")
+                    .bind(&batch.commands_done)
+                    .execute(session.connection())
+                    .await?;
+            }
             if let Some(EventsPosition { incarnation, seq }) = &batch.settled {
                 sqlx::query("UPDATE settled SET events_seq = $2, incarnation = $3 WHERE shard_id = $1")
                     .bind(SHARD)

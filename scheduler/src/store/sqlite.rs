@@ -28,6 +28,7 @@ use super::columns::{
     RunColumns, SignalColumns, TaskColumns, TokenColumns, at, folded, signed, status_word, text, unsigned,
 };
 use super::{SHARD, queries};
+use crate::core::command::Command;
 use crate::core::definitions::{AuditEntry, DefinitionView, TaskRow};
 use crate::core::run::{Attempt, Run, Signal};
 use crate::core::token::Token;
@@ -337,6 +338,29 @@ impl Store for Sqlite {
         Ok(written)
     }
 
+    async fn insert_command(&self, command: &Command, audit: &AuditEntry) -> Result<(), StoreError> {
+        let (_turn, mut change) = self.change().await?;
+        sqlx::query("INSERT INTO command (id, kind, subject, body, created_at) VALUES ($1, $2, $3, $4, $5)")
+            .bind(command.id)
+            .bind(command.kind.as_str())
+            .bind(command.run_id.to_string())
+            .bind(super::command_body(command)?)
+            .bind(command.at.as_millis())
+            .execute(&mut *change)
+            .await?;
+        rows::insert_audit(&mut change, std::slice::from_ref(audit)).await?;
+        change.commit().await?;
+        Ok(())
+    }
+
+    async fn commands(&self, limit: u32) -> Result<Vec<Command>, StoreError> {
+        let found: Vec<String> = sqlx::query_scalar("SELECT body FROM command ORDER BY created_at, id LIMIT $1")
+            .bind(i64::from(limit))
+            .fetch_all(&self.readers)
+            .await?;
+        found.iter().map(|body| super::command_of(body)).collect()
+    }
+
     async fn list_runs(&self, filter: &RunFilter) -> Result<Vec<Run>, StoreError> {
         let found: Vec<RunColumns> = sqlx::query_as(AssertSqlSafe(queries::list_runs(filter, &BRIEF)))
             .bind(filter.task_id.as_ref().map(TaskId::as_str))
@@ -509,6 +533,9 @@ impl Store for Sqlite {
         rows::upsert_attempts(&mut change, &batch.attempts).await?;
         rows::add_signals(&mut change, &batch.signals_add).await?;
         rows::remove_signals(&mut change, &batch.signals_remove).await?;
+        for id in &batch.commands_done {
+            sqlx::query("DELETE FROM command WHERE id = $1").bind(*id).execute(&mut *change).await?;
+        }
         if let Some(EventsPosition { incarnation, seq }) = &batch.settled {
             sqlx::query("UPDATE settled SET events_seq = $2, incarnation = $3 WHERE shard_id = $1")
                 .bind(SHARD)

@@ -70,7 +70,7 @@ pub(crate) fn judge(world: &World, runs: &[Run], end: Timestamp) -> Vec<String> 
     }
     for (task, versions) in &book.history {
         let runs = by_task.get(task).map(Vec::as_slice).unwrap_or_default();
-        instants(task, &segments(versions, end), runs, &mut broken);
+        instants(task, &segments(versions, end), runs, book.turned_back, &mut broken);
     }
     for id in &book.one_offs {
         if !runs.iter().any(|run| run.run_id == *id) {
@@ -83,8 +83,15 @@ pub(crate) fn judge(world: &World, runs: &[Run], end: Timestamp) -> Vec<String> 
     broken
 }
 
-/// Every owed instant is decided exactly once, and nothing else is.
-fn instants(task: &TaskId, segments: &[Segment], runs: &[&Run], broken: &mut Vec<String>) {
+/// Every owed instant is decided exactly once, and nothing else is. One that comes again because the clocks stepped back
+/// is still one run; but it may have passed while the task was paused, and then come while it was not.
+fn instants(
+    task: &TaskId,
+    segments: &[Segment],
+    runs: &[&Run],
+    turned_back: Option<Timestamp>,
+    broken: &mut Vec<String>,
+) {
     let stretches: Vec<_> = runs.iter().filter_map(|run| run.stretch.map(|s| (s, *run))).collect();
     let scheduled: BTreeMap<RunId, &Run> =
         runs.iter().filter(|run| run.kind.is_scheduled()).map(|run| (run.run_id, *run)).collect();
@@ -94,6 +101,7 @@ fn instants(task: &TaskId, segments: &[Segment], runs: &[&Run], broken: &mut Vec
             let within = stretches.iter().filter(|(s, _)| s.from <= at && at <= s.to).count();
             match (row, within) {
                 (Some(_), 0) | (None, 1) => {}
+                (Some(_), 1) if turned_back.is_some_and(|from| at > from) => {}
                 (None, 0) => broken.push(format!("{task}: the instant {} was lost", short(at))),
                 (Some(run), n) => broken.push(format!(
                     "{task}: the instant {} is in a run ({}) and in {n} stretches",

@@ -59,6 +59,8 @@ pub(crate) struct Book {
     /// Nodes that died, and how many of them led.
     pub(crate) deaths: (u64, u64),
     pub(crate) one_offs: BTreeSet<RunId>,
+    /// What all clocks showed after they had stepped back: later instants have come twice.
+    pub(crate) turned_back: Option<Timestamp>,
     /// The highest attempt of each run that was delivered to a worker.
     pub(crate) delivered: BTreeMap<RunId, u32>,
     /// Runs of which a success was confirmed while that attempt was the last one delivered, in time.

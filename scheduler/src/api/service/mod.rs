@@ -6,6 +6,7 @@
 
 mod candidate;
 mod cluster;
+mod commands;
 mod fires;
 mod runs;
 mod tasks;

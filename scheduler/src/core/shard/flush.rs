@@ -49,6 +49,8 @@ pub struct Flush {
     pub batch: Batch,
     /// What to do then.
     effects: Vec<Effect>,
+    /// How many losses of a tail of AX_TRIGGERS it tells of, with all before.
+    cuts: u64,
 }
 
 impl Shard {
@@ -68,12 +70,13 @@ impl Shard {
         // A signal that came and went between two flushes was never in SQL; adding it after its removal would keep it.
         let gone = batch.signals_remove.clone();
         batch.signals_add.retain(|s| !gone.contains(s));
+        batch.commands_done = std::mem::take(&mut self.commands_done);
         if self.settled_dirty {
             self.settled_dirty = false;
             batch.settled = Some(self.settled.clone());
         }
         let effects = std::mem::take(&mut self.effects);
-        (!batch.is_empty() || !effects.is_empty()).then_some(Flush { batch, effects })
+        (!batch.is_empty() || !effects.is_empty()).then_some(Flush { batch, effects, cuts: self.cuts })
     }
 
     /// The runs that end with this batch, each with all its attempts. To be asked before [`Shard::committed`], which lets
@@ -92,6 +95,7 @@ impl Shard {
     /// The batch is in SQL. Answers the effects that may happen now, each with the run as it is, and lets go of runs
     /// that have ended.
     pub fn committed(&mut self, flush: Flush) -> Vec<(Effect, Run)> {
+        self.cuts_written = self.cuts_written.max(flush.cuts);
         let mut effects = Vec::with_capacity(flush.effects.len());
         let mut noticed = HashSet::new();
         for effect in flush.effects {
@@ -152,6 +156,7 @@ impl Shard {
         let mut removed = flush.batch.signals_remove;
         removed.append(&mut self.signals_remove);
         self.signals_remove = removed;
+        self.commands_done.extend(flush.batch.commands_done);
         self.settled_dirty |= flush.batch.settled.is_some();
         let mut effects = flush.effects;
         effects.append(&mut self.effects);

@@ -9,8 +9,10 @@
 //! - A run is in memory from its insertion or adoption until it is final, committed and its message is closed.
 
 mod apply;
+mod commands;
 mod fire;
 mod flush;
+mod incarnation;
 mod publish;
 
 use std::borrow::Cow;
@@ -19,6 +21,7 @@ use std::collections::{BTreeSet, BinaryHeap, HashMap, HashSet};
 use std::sync::Arc;
 
 use ax_shared::{ConsumerName, Group, Prefix, RunId, TaskDefinition, TaskId, Timestamp};
+use uuid::Uuid;
 
 use crate::core::definitions::TaskRow;
 use crate::core::delivery::{DeliveryQueues, QueueLength};
@@ -122,6 +125,12 @@ pub struct Shard {
     triggers_made_at: Option<Timestamp>,
     /// The highest sequence of it that is known.
     triggers_last: u64,
+    /// Where it lost its tail, and when that was noticed: what was told before about sequences after that is about others.
+    triggers_cut: Option<(u64, Timestamp)>,
+    /// How often runs were found to have lost their message with a tail, and up to which time that is in SQL: before it is,
+    /// nothing may take their sequences, or a successor would take those for theirs.
+    cuts: u64,
+    cuts_written: u64,
     due: BinaryHeap<Reverse<(Timestamp, RunId)>>,
     /// Runs to put into their queue at an instant: replacements and publishes to try again.
     later: BinaryHeap<Reverse<(Timestamp, RunId)>>,
@@ -133,6 +142,8 @@ pub struct Shard {
     /// Runs held back, by the run that blocks them.
     blocked: HashMap<RunId, Vec<RunId>>,
     signals: HashMap<u64, Vec<Signal>>,
+    /// Commands that were carried out, to be ended with the next flush.
+    commands_done: Vec<Uuid>,
     signals_add: Vec<Signal>,
     signals_remove: Vec<Signal>,
     dirty: Vec<RunId>,
@@ -159,6 +170,9 @@ impl Shard {
             triggers_incarnation: String::new(),
             triggers_made_at: None,
             triggers_last: 0,
+            triggers_cut: None,
+            cuts: 0,
+            cuts_written: 0,
             due: BinaryHeap::new(),
             later: BinaryHeap::new(),
             closing: BinaryHeap::new(),
@@ -166,6 +180,7 @@ impl Shard {
             busy: HashMap::new(),
             blocked: HashMap::new(),
             signals: HashMap::new(),
+            commands_done: Vec::new(),
             signals_add: Vec::new(),
             signals_remove: Vec::new(),
             dirty: Vec::new(),
@@ -198,6 +213,12 @@ impl Shard {
     #[must_use]
     pub fn live_runs(&self) -> usize {
         self.runs.len()
+    }
+
+    /// Messages of AX_TRIGGERS that runs in memory own.
+    #[must_use]
+    pub fn owned_messages(&self) -> usize {
+        self.by_seq.len()
     }
 
     /// Ids of the runs in memory.
@@ -343,6 +364,7 @@ impl Shard {
                     dirty: false,
                 },
             );
+            self.check_recorded(id, now);
             let live = &self.runs[&id];
             if live.run().intent == Some(Intent::Cancel) {
                 self.effects.push(Effect::Cancel { run_id: id });
@@ -399,6 +421,11 @@ impl Shard {
     /// Signals from SQL, at takeover.
     pub fn load_signals(&mut self, signals: Vec<Signal>) {
         for signal in signals {
+            if signal.seq > self.triggers_last {
+                // Of the tail that the stream has lost: the sequence will be another message's.
+                self.signals_remove.push(signal);
+                continue;
+            }
             self.signals.entry(signal.seq).or_default().push(signal);
         }
     }
@@ -419,42 +446,6 @@ impl Shard {
     /// A planning pass is in SQL.
     pub fn planned(&mut self, until: Timestamp) {
         self.tasks.planned(until);
-    }
-
-    /// Names the incarnation of AX_TRIGGERS and its last sequence; sequences of another one mean nothing any more.
-    /// Answers how many runs have lost their message with it.
-    pub fn set_triggers_incarnation(&mut self, incarnation: &str, last_seq: u64) -> usize {
-        if self.triggers_incarnation != incarnation {
-            self.triggers_last = 0;
-        }
-        self.triggers_last = self.triggers_last.max(last_seq);
-        if self.triggers_incarnation == incarnation {
-            return 0;
-        }
-        self.triggers_incarnation = incarnation.to_owned();
-        self.triggers_made_at = incarnation.parse().ok();
-        self.signals.clear();
-        self.by_seq.clear();
-        let mut lost = 0;
-        let mut begun = Vec::new();
-        for live in self.runs.values_mut() {
-            if has_begun_unpublished(live.run()) {
-                begun.push(live.run().run_id);
-            }
-            live.ack_is_stale = live.in_flight;
-            if let Some(message) = &live.run().message {
-                if message.incarnation == incarnation {
-                    self.by_seq.insert(message.seq, live.run().run_id);
-                } else if !live.run().state.is_final() {
-                    lost += 1;
-                }
-            }
-        }
-        begun.sort_unstable();
-        for id in begun {
-            self.not_found(id, self.latest);
-        }
-        lost
     }
 
     /// Which runs' traces are kept from now on. Defaults to all.
