@@ -68,6 +68,7 @@ metrics! {
     SIGNALS_EXPIRED = Counter "ax_signals_expired_total" Count [] "Signals of sequences that no run ever owned.";
     RECONCILED = Counter "ax_reconciled_total" Count ["result"] "Runs compared with the trigger stream, by result.";
     MESSAGES_LOST = Counter "ax_messages_lost_total" Count [] "Trigger messages that vanished with their stream.";
+    ORPHANS_DELETED = Counter "ax_orphans_deleted_total" Count [] "Trigger messages of runs that had ended before they were published, deleted.";
     CONSUMERS_RECREATED = Counter "ax_consumers_recreated_total" Count [] "Consumers that were gone and were made again.";
     FLUSH_RUNS = Histogram "ax_flush_runs" Count [] "Runs written by one flush.";
     SQL = Histogram "ax_sql_seconds" Seconds ["op", "db"] "Time of database operations, by op.";

@@ -479,6 +479,8 @@ pub trait Bus: Send + Sync + 'static {
     async fn read_events(&self, after: u64) -> Result<BoxStream<'static, Result<StreamMessage, BusError>>, BusError>;
     /// The message of AX_TRIGGERS with a sequence, from the stream's leader.
     async fn trigger_at(&self, seq: u64) -> Result<Option<StreamMessage>, BusError>;
+    /// The first message of AX_TRIGGERS at a sequence or after it, from the stream's leader.
+    async fn next_trigger(&self, from: u64) -> Result<Option<StreamMessage>, BusError>;
     /// The last message of AX_TRIGGERS with a subject, from the stream's leader.
     async fn last_trigger(&self, subject: &str) -> Result<Option<StreamMessage>, BusError>;
     /// Opens a publishing connection.

@@ -17,13 +17,15 @@ pub struct Task {
     pub row: TaskRow,
     schedule: Option<Schedule>,
     entry: Option<EntryId>,
+    /// The last instant that this leader has put into a stretch.
+    missed_until: Timestamp,
 }
 
 impl Task {
     fn compile(row: TaskRow) -> Result<Self, ScheduleError> {
         let d = &row.definition;
         let schedule = d.cron_expr.as_deref().map(|e| Schedule::parse(e, &d.timezone)).transpose()?;
-        Ok(Self { row, schedule, entry: None })
+        Ok(Self { row, schedule, entry: None, missed_until: Timestamp::MIN })
     }
 
     /// Whether `at` is an instant of the schedule as it is now.
@@ -179,11 +181,13 @@ impl Tasks {
     /// Why the schedule does not compile.
     pub fn put(&mut self, row: TaskRow) -> Result<(), ScheduleError> {
         let id = row.definition.task_id.clone();
+        let missed_until = self.get(&id).map(|task| task.missed_until);
         self.remove(&id);
         if row.deleted_at.is_some() {
             return Ok(());
         }
-        let task = Task::compile(row)?;
+        let mut task = Task::compile(row)?;
+        task.missed_until = missed_until.unwrap_or(Timestamp::MIN);
         let key = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
             u32::try_from(self.slots.len() - 1).expect("fewer than 2^32 tasks")
@@ -221,7 +225,8 @@ impl Tasks {
                 }
                 // Owed since the change was accepted, and before that already planned for the definition of then. Each
                 // for itself: some may have rows already, and those must not lie in a stretch as well.
-                let from = task.row.effective_at.max(task.row.updated_at);
+                // Accepted by a node whose clock is behind ours, a change may be older than the end of a stretch.
+                let from = task.row.effective_at.max(task.row.updated_at).max(task.missed_until);
                 task.plan_each(from, self.planned_until, now, &mut pass.rows);
             }
         }
@@ -231,7 +236,10 @@ impl Tasks {
             let Some(task) = self.slots[entry.key as usize].as_mut() else { continue };
             task.entry = None;
             let from = self.planned_until.max(task.row.effective_at);
+            let before = pass.rows.len();
             pass.recovers |= task.plan(from, until, now, &mut pass.rows);
+            let missed = pass.rows[before..].iter().filter_map(|row| row.stretch.map(|s| s.to)).max();
+            task.missed_until = missed.unwrap_or(task.missed_until);
             self.schedule(entry.key, until);
         }
         self.due = due;

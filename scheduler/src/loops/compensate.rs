@@ -7,7 +7,7 @@ use std::time::Duration;
 use ax_shared::Group;
 
 use super::term::{ensure_consumers, group_configs, publish_group_configs};
-use super::{EndOfTerm, Term, pause, reconcile, settle};
+use super::{EndOfTerm, Term, orphans, pause, reconcile, settle};
 use crate::core::shard::SIGNAL_LIFE_MS;
 use crate::metrics as names;
 use crate::ports::BusError;
@@ -20,8 +20,9 @@ const UNUSED_LIFE: Duration = Duration::from_secs(24 * 3600);
 /// Runs the loop.
 pub(super) async fn run(term: Arc<Term>) -> EndOfTerm {
     let mut unused: HashMap<String, Duration> = HashMap::new();
+    let mut place = 0;
     loop {
-        if let Err(e) = sweep(&term, &mut unused).await {
+        if let Err(e) = sweep(&term, &mut unused, &mut place).await {
             tracing::warn!(error = %e, "the sweep was interrupted; the next one goes on");
         }
         // Queue lengths are told more often than there is something to sweep.
@@ -36,17 +37,17 @@ pub(super) async fn run(term: Arc<Term>) -> EndOfTerm {
     }
 }
 
-async fn sweep(term: &Arc<Term>, unused: &mut HashMap<String, Duration>) -> Result<(), BusError> {
+async fn sweep(term: &Arc<Term>, unused: &mut HashMap<String, Duration>, place: &mut u64) -> Result<(), BusError> {
     let tended = tend_consumers(term, unused).await;
     reconcile::sweep(term, LEAVE_ALONE.min(term.cx.settings.sweep_interval)).await;
-    tended
+    tended.and(orphans::sweep(term, place).await)
 }
 
 async fn tend_consumers(term: &Arc<Term>, unused: &mut HashMap<String, Duration>) -> Result<(), BusError> {
     if !term.may_act() {
         return Ok(());
     }
-    settle::note_triggers(term, &term.cx.bus.triggers().await?);
+    settle::look_at_triggers(term).await?;
     let (needed, groups) = {
         let mut shard = term.shard();
         let expired = shard.expire_signals(term.cx.clock.now().plus_millis(-SIGNAL_LIFE_MS));

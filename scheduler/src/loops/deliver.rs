@@ -11,7 +11,7 @@ use ax_shared::RunId;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 
-use super::settle::note_triggers;
+use super::settle::look_at_triggers;
 use super::{EndOfTerm, Term, pause};
 use crate::core::{trace, trigger};
 use crate::failpoint::die_at;
@@ -44,7 +44,7 @@ pub(super) async fn run(term: Arc<Term>) -> EndOfTerm {
     }
 }
 
-/// Opens a connection, then looks at the lease.
+/// Opens a connection, then looks at the stream and at the lease.
 async fn open(term: &Arc<Term>) -> Result<Arc<dyn Publisher>, EndOfTerm> {
     let mut wait = Duration::from_millis(20);
     loop {
@@ -53,6 +53,8 @@ async fn open(term: &Arc<Term>) -> Result<Arc<dyn Publisher>, EndOfTerm> {
         }
         let opened = async {
             let publisher = term.cx.bus.publisher().await?;
+            // Before anything takes a sequence that the stream has lost.
+            look_at_triggers(term).await?;
             let lease = term.cx.bus.lease().await?;
             Ok::<_, crate::ports::BusError>((publisher, lease))
         };
@@ -106,9 +108,8 @@ async fn publish(term: &Arc<Term>, publisher: &Arc<dyn Publisher>) -> Option<End
                 }
                 if !answered(term, run_id, answer, told) {
                     // Nothing is taken for news of this stream before it is known which one it is.
-                    match term.cx.bus.triggers().await {
-                        Ok(triggers) => note_triggers(term, &triggers),
-                        Err(_) => publisher.close().await,
+                    if look_at_triggers(term).await.is_err() {
+                        publisher.close().await;
                     }
                 }
             }

@@ -75,8 +75,10 @@ async fn delete(term: &Arc<Term>, run: &Run, seq: u64, incarnation: &str, bury: 
         let bus = &term.cx.bus;
         let publisher = term.publisher()?;
         if seq > 0 && bus.triggers().await.ok()?.incarnation == incarnation {
-            let message = if bury { bus.trigger_at(seq).await.ok()? } else { None };
-            take_out(term, &publisher, run, seq, message).await?;
+            // A stream that lost its tail gives the sequence again, to another run's message.
+            if let Some(message) = bus.trigger_at(seq).await.ok()?.filter(|message| is_of(run, message)) {
+                take_out(term, &publisher, run, seq, Some(message).filter(|_| bury)).await?;
+            }
         }
         if current && run.state.is_final() && (seq == 0 || run.message_no > 1) {
             while let Some(message) = bus.last_trigger(&any_trigger(&term.cx.prefix, run)).await.ok()? {
@@ -110,7 +112,7 @@ async fn take_out(
     seq: u64,
     copy: Option<StreamMessage>,
 ) -> Option<()> {
-    if let Some(message) = copy.filter(|message| message.subject.ends_with(&run.run_id.to_string()))
+    if let Some(message) = copy.filter(|message| is_of(run, message))
         && term.may_act()
     {
         let outgoing = crate::ports::Outgoing {
@@ -131,6 +133,11 @@ async fn take_out(
     publisher.delete(seq).await.ok().map(drop)
 }
 
+/// Whether a message is one of this run.
+fn is_of(run: &Run, message: &StreamMessage) -> bool {
+    message.subject.ends_with(&run.run_id.to_string())
+}
+
 /// The subjects that a run's messages have, whatever its definition was when they were published.
 pub(super) fn any_trigger(prefix: &ax_shared::Prefix, run: &Run) -> String {
     format!("{}.trigger.*.*.*.{}.{}", prefix.as_str(), run.task_id, run.run_id)
@@ -148,7 +155,10 @@ async fn cancel(term: &Arc<Term>, run: &Run) {
         let Some(o) = term.shard().outstanding_run(run.run_id) else { return };
         let taken_back = async {
             if term.cx.bus.triggers().await.ok()?.incarnation == o.incarnation {
-                term.publisher()?.delete(o.seq).await.ok()?;
+                let message = term.cx.bus.trigger_at(o.seq).await.ok()?;
+                if message.is_some_and(|message| is_of(run, &message)) {
+                    term.publisher()?.delete(o.seq).await.ok()?;
+                }
             }
             reconcile::read_past_now(term).await.ok()?.then_some(())
         };

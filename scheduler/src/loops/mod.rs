@@ -13,6 +13,7 @@ mod effects;
 mod fire;
 mod flush;
 pub mod lead;
+mod orphans;
 mod plan;
 mod reconcile;
 mod settle;

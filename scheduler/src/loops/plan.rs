@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use ax_shared::TaskId;
 
-use super::settle::note_triggers;
+use super::settle::look_at_triggers;
 use super::term::{ensure_consumers, group_configs, publish_group_configs};
 use super::{EndOfTerm, Term, wait};
 use crate::core::tasks::PlanPass;
@@ -169,7 +169,7 @@ async fn reload(term: &Arc<Term>, seen_rev: u64) -> Result<Vec<TaskId>, EndOfTer
     let names: std::collections::BTreeSet<_> = names.into_iter().collect();
     // Without NATS the lease runs out and the next leader makes them; planning must not wait for that.
     let made = async {
-        note_triggers(term, &term.cx.bus.triggers().await?);
+        look_at_triggers(term).await?;
         ensure_consumers(&term.cx, names).await?;
         publish_group_configs(&term.cx, groups).await
     };

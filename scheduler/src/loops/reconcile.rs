@@ -13,7 +13,7 @@ use futures::StreamExt;
 use tokio::sync::{Semaphore, mpsc};
 
 use super::effects::any_trigger;
-use super::settle::note_triggers;
+use super::settle::look_at_triggers;
 use super::{Blocked, EndOfTerm, Term, fire, pause};
 use crate::core::run::Intent;
 use crate::core::settle::{Outcome, RunEvent};
@@ -151,10 +151,13 @@ pub(super) enum Care {
 
 async fn find(term: &Arc<Term>, o: &Outstanding, care: Care) -> Result<Finding, BusError> {
     let bus = &term.cx.bus;
-    let triggers = bus.triggers().await?;
+    let triggers = look_at_triggers(term).await?;
+    // Its message may just have been found to have gone with the tail of the stream.
+    let Some(o) = &term.shard().outstanding_run(o.run_id).filter(|now| now.seq == o.seq) else {
+        return Ok(Finding::Settled);
+    };
     let is_same_stream = triggers.incarnation == o.incarnation;
     if !is_same_stream {
-        note_triggers(term, &triggers);
         // Published just before or after the stream was made anew: which one has it is not known until it is found.
         if is_adopted(term, o).await? {
             return Ok(Finding::Present);

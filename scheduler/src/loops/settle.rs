@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures::StreamExt;
 
 use super::term::{ensure_consumers, resume_at};
-use super::{EndOfTerm, Term, pause};
+use super::{Context, EndOfTerm, Term, pause};
 use crate::core::run::RunState;
 use crate::core::settle::Outcome;
 use crate::core::shard::Applied;
@@ -18,6 +18,8 @@ use crate::ports::{BusError, StreamMessage, StreamState};
 const CHUNK: usize = 256;
 /// How often the streams are compared with what is known of them.
 const COMPARE_EVERY: Duration = Duration::from_secs(10);
+/// Between two looks at a stream that seems to have lost its end.
+const SECOND_LOOK: Duration = Duration::from_millis(500);
 
 /// Runs the loop: compare the streams, read, and after an error begin anew where it stopped.
 pub(super) async fn run(term: Arc<Term>) -> EndOfTerm {
@@ -100,9 +102,8 @@ async fn read(term: &Arc<Term>) -> Result<EndOfTerm, BusError> {
 
 /// Compares both streams with what is known of them; true when reading must begin anew.
 async fn compare(term: &Arc<Term>) -> Result<bool, BusError> {
-    let triggers = term.cx.bus.triggers().await?;
+    look_at_triggers(term).await?;
     let events = term.cx.bus.events().await?;
-    note_triggers(term, &triggers);
     let mut shard = term.shard();
     match resume_at(shard.settled(), &events) {
         Some(position) => {
@@ -114,17 +115,42 @@ async fn compare(term: &Arc<Term>) -> Result<bool, BusError> {
     }
 }
 
-/// Takes notice of which stream AX_TRIGGERS is. To be done before consumers are made in it: what they deliver must not
-/// be taken for what an earlier stream had under the same sequence.
-pub(super) fn note_triggers(term: &Term, triggers: &StreamState) {
-    let lost = term.shard().set_triggers_incarnation(&triggers.incarnation, triggers.last_seq);
+/// Takes notice of which stream AX_TRIGGERS is, and how far it goes. To be done before consumers are made in it: what they
+/// deliver must not be taken for what an earlier stream had under the same sequence.
+pub(super) async fn look_at_triggers(term: &Term) -> Result<StreamState, BusError> {
+    let (incarnation, known) = {
+        let shard = term.shard();
+        (shard.triggers_incarnation().to_owned(), shard.triggers_last())
+    };
+    let triggers = triggers_with_end(&term.cx, &incarnation, known).await?;
+    let lost = {
+        let mut shard = term.shard();
+        // What was published since is no part of the answer.
+        let goes_on = triggers.last_seq >= known && triggers.incarnation == shard.triggers_incarnation();
+        let last = if goes_on { triggers.last_seq.max(shard.triggers_last()) } else { triggers.last_seq };
+        shard.set_triggers_incarnation(&triggers.incarnation, last)
+    };
     if lost > 0 {
+        // Nothing is published before this is in SQL.
+        term.wake.flush.notify_one();
         metrics::counter!(names::MESSAGES_LOST.name).increment(lost as u64);
         tracing::error!(
             lost,
-            "AX_TRIGGERS is another stream than before; what it held is looked for and published again"
+            "AX_TRIGGERS is another stream than before or has lost its end; what it held is looked for and published again"
         );
     }
+    Ok(triggers)
+}
+
+/// AX_TRIGGERS as its leader tells it. That it has lost what was known of it is believed from two looks: a leader that was
+/// elected just now may not have come to the end of what it holds.
+pub(super) async fn triggers_with_end(cx: &Context, incarnation: &str, known: u64) -> Result<StreamState, BusError> {
+    let triggers = cx.bus.triggers().await?;
+    if triggers.incarnation != incarnation || triggers.last_seq >= known {
+        return Ok(triggers);
+    }
+    tokio::time::sleep(SECOND_LOOK).await;
+    cx.bus.triggers().await
 }
 
 fn note(shard: &crate::core::shard::Shard, message: &StreamMessage, applied: Applied) {

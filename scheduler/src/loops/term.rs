@@ -151,8 +151,6 @@ async fn begin(
 
     let mut shard = Shard::new(cx.prefix.clone(), &state);
     shard.set_sampler(cx.traces.sampler());
-    let triggers = cx.bus.triggers().await.map_err(takeover)?;
-    shard.set_triggers_incarnation(&triggers.incarnation, triggers.last_seq);
     let events = cx.bus.events().await.map_err(takeover)?;
 
     let (rev, rows) = cx.store.definitions(0).await.map_err(from_store)?;
@@ -160,6 +158,8 @@ async fn begin(
         tracing::error!(task_id = %id, error = %e, "a stored schedule does not compile; its task is left out");
     }
     let runs = cx.store.unfinished(state.epoch).await.map_err(from_store)?;
+    let triggers = recorded_triggers(&cx, &runs).await.map_err(takeover)?;
+    shard.set_triggers_incarnation(&triggers.incarnation, triggers.last_seq);
     let ids: Vec<RunId> = runs.iter().filter(|r| r.attempt > 0 && !r.state.is_final()).map(|r| r.run_id).collect();
     let mut attempts = Vec::new();
     for ids in ids.chunks(1000) {
@@ -177,6 +177,11 @@ async fn begin(
     publish_groups(&cx, &shard).await.map_err(takeover)?;
 
     read_to_end(&cx, &mut shard, events.last_seq).await.map_err(takeover)?;
+    let triggers = cx.bus.triggers().await.map_err(takeover)?;
+    let lost = shard.forget_signals_above(triggers.last_seq);
+    if lost > 0 {
+        tracing::error!(lost, last = triggers.last_seq, "AX_TRIGGERS has lost messages that nobody had recorded");
+    }
 
     let (blocked, blocked_out) = mpsc::unbounded_channel();
     let applied = super::Progress::new(shard.settled().seq);
@@ -198,6 +203,21 @@ async fn begin(
     });
     adopt_messages(&term, unknown).await?;
     Ok((term, blocked_out))
+}
+
+/// AX_TRIGGERS, believed to be shorter than what these runs are recorded with from two looks only.
+async fn recorded_triggers(cx: &Context, runs: &[Run]) -> Result<StreamState, BusError> {
+    let triggers = cx.bus.triggers().await?;
+    let of_this = runs.iter().filter_map(|run| run.message.as_ref()).filter(|m| m.incarnation == triggers.incarnation);
+    let known = of_this.map(|m| m.seq).max().unwrap_or(0);
+    if triggers.last_seq < known {
+        tracing::error!(
+            last = triggers.last_seq,
+            known,
+            "AX_TRIGGERS seems to have lost its end; what it held is looked for and published again"
+        );
+    }
+    settle::triggers_with_end(cx, &triggers.incarnation, known).await
 }
 
 /// Writes the epoch to the key, which also proves that the lease is still ours after the database said yes.

@@ -336,3 +336,159 @@ fn news_of_an_earlier_stream_is_not_taken_for_news_of_this_one() {
     world.server(ACK, 1, 1, 1100);
     assert_eq!(world.run(publish.run_id).state, RunState::Succeeded);
 }
+
+#[test]
+fn an_event_of_a_run_that_was_handed_over_to_another_group_and_not_recorded_counts() {
+    let mut world = World::new(&[every(1000, json!({}))]);
+    let planned = world.plan(1000, 0).remove(0);
+    world.shard.load_tasks(2, vec![row(every(1000, json!({"executor_group": "h"})))], at(500));
+    // A leader that could not record it published it to the new group and died; this one has read the old row.
+    let told = Run { group: ax_shared::Group::new("h").unwrap(), ..planned.clone() };
+    assert!(matches!(world.event("succeeded", &told, 1010, json!({})), Applied::Run(..)));
+    let r = world.run(planned.run_id);
+    assert_eq!((r.state, r.group.as_str()), (RunState::Succeeded, "h"));
+    let stranger = Run { group: ax_shared::Group::new("x").unwrap(), ..planned };
+    assert!(matches!(world.event("succeeded", &stranger, 1020, json!({})), Applied::Malformed(_)));
+}
+
+#[test]
+fn a_run_that_was_executed_in_vain_is_cancelled_and_not_skipped_when_its_task_is_deleted() {
+    let (mut world, run) = one(json!({"max_retry": 1}));
+    world.event("started", &run, 1010, json!({}));
+    assert!(world.shard.lost(run.run_id, 1, at(1500)));
+    world.flush();
+    // A successor takes the run up while it waits for its next message, and the task is gone.
+    let state = ShardState {
+        epoch: 8,
+        definitions_rev: 2,
+        planned_until: at(2000),
+        planned_rev: 1,
+        settled: EventsPosition { incarnation: "e1".into(), seq: 1 },
+    };
+    let left = world.run(run.run_id).clone();
+    let mut shard = Shard::new(Prefix::default(), &state);
+    shard.set_triggers_incarnation("t1", 1);
+    assert_eq!(shard.load_runs(vec![left], Vec::new(), at(1600)), [run.run_id]);
+    shard.fire(at(9000));
+    let r = shard.run(run.run_id).expect("not written yet");
+    assert_eq!((r.state, r.reason.as_deref()), (RunState::Cancelled, Some("task_deleted")));
+}
+
+#[test]
+fn a_decided_run_does_not_wait_for_its_instant_again_when_the_clock_has_stepped_back() {
+    let (world, run) = one(json!({}));
+    let decided = Run { state: RunState::Pending, message: None, published_at: None, ..world.run(run.run_id).clone() };
+    let state = ShardState {
+        epoch: 8,
+        definitions_rev: 1,
+        planned_until: at(2000),
+        planned_rev: 1,
+        settled: EventsPosition { incarnation: "e1".into(), seq: 0 },
+    };
+    let mut shard = Shard::new(Prefix::default(), &state);
+    shard.set_triggers_incarnation("t1", 1);
+    shard.load_tasks(1, vec![row(every(1000, json!({})))], at(0));
+    let an_hour_ago = at(1000 - 3_600_000);
+    shard.load_runs(vec![decided], Vec::new(), an_hour_ago);
+    assert!(shard.fire(an_hour_ago).fired.is_empty(), "clocks differ by a little, and nothing is early by that");
+    let fired = shard.fire(at(11_000 - 3_600_000)).fired;
+    assert_eq!(
+        fired.iter().map(|(id, _, fired)| (*id, fired.clone())).collect::<Vec<_>>(),
+        [(run.run_id, Fired::HandedOver)]
+    );
+}
+
+#[test]
+fn an_instant_in_a_stretch_is_not_planned_again_for_a_change_that_was_accepted_by_a_clock_behind() {
+    let mut world = World::new(&[every(1000, json!({}))]);
+    world.plan(2000, 0);
+    let missed = world.plan(122_000, 120_000).into_iter().find_map(|row| row.stretch).expect("a minute is missed");
+    let mut edited = row(every(1000, json!({"description": "new"})));
+    (edited.rev, edited.updated_at) = (2, missed.to.plus_millis(-5500));
+    world.shard.load_tasks(2, vec![edited], at(120_000));
+    let again = world.shard.plan(at(122_000), at(120_000), &[ax_shared::TaskId::new("t").unwrap()]).rows;
+    assert!(again.iter().all(|row| row.trigger_at > missed.to), "{:?}", again.first().map(|row| row.trigger_at));
+}
+
+/// Two runs in the stream, with sequences 1 and 2.
+fn two() -> (World, Run, Run) {
+    let mut world = World::new(&[every(1000, json!({"overlap_policy": "allow"}))]);
+    let rows = world.plan(2000, 0);
+    world.run_until(2000);
+    world.flush();
+    (world, rows[0].clone(), rows[1].clone())
+}
+
+#[test]
+fn what_went_with_the_tail_of_the_stream_is_in_another_one() {
+    let (mut world, first, second) = two();
+    assert_eq!(world.shard.set_triggers_incarnation("t1", 1), 1);
+    assert_eq!(world.run(first.run_id).message.as_ref().unwrap().incarnation, "t1");
+    assert_ne!(world.run(second.run_id).message.as_ref().unwrap().incarnation, "t1");
+    let flush = world.shard.take_flush().unwrap();
+    assert_eq!(flush.batch.runs.len(), 1, "a successor knows it, too");
+    assert_eq!(world.shard.set_triggers_incarnation("t1", 1), 0, "once is enough");
+}
+
+#[test]
+fn the_sequence_of_a_lost_message_is_not_the_lost_ones_any_more() {
+    let (mut world, _, second) = two();
+    world.shard.set_triggers_incarnation("t1", 1);
+    let third = world.plan(3000, 2500).remove(0);
+    world.shard.fire(at(3000));
+    assert!(
+        world.shard.pop_publish().is_none(),
+        "a successor must know of the loss before anything takes the sequence"
+    );
+    world.flush();
+    let publish = world.shard.pop_publish().unwrap();
+    assert!(world.shard.published(publish.run_id, PubAck { seq: 2, duplicate: false }, at(3001)));
+    assert_eq!(world.server(ACK, 2, 1, 1900), Applied::Nothing, "it was told about the lost one");
+    world.server(ACK, 2, 1, 3100);
+    assert_eq!(world.run(third.run_id).state, RunState::Succeeded);
+    assert_eq!(world.run(second.run_id).state, RunState::Triggered);
+}
+
+#[test]
+fn a_puback_that_does_not_grow_shows_that_the_tail_is_lost() {
+    let (mut world, first, second) = two();
+    world.plan(3000, 2500);
+    world.shard.fire(at(3000));
+    let publish = world.shard.pop_publish().unwrap();
+    assert!(!world.shard.published(publish.run_id, PubAck { seq: 2, duplicate: false }, at(3001)));
+    assert_eq!(world.run(first.run_id).message.as_ref().unwrap().incarnation, "t1");
+    assert_ne!(world.run(second.run_id).message.as_ref().unwrap().incarnation, "t1");
+    // Published again, the stream names it.
+    world.flush();
+    world.shard.fire(at(3300));
+    assert!(world.shard.pop_publish().is_some());
+    assert!(world.shard.published(publish.run_id, PubAck { seq: 2, duplicate: true }, at(3301)));
+    assert_eq!(world.run(publish.run_id).message.as_ref().unwrap().seq, 2);
+}
+
+#[test]
+fn a_recorded_sequence_that_the_stream_never_reached_is_lost_at_a_takeover() {
+    let (world, first, second) = two();
+    let recorded = vec![world.run(first.run_id).clone(), world.run(second.run_id).clone()];
+    let mut next = World::new(&[every(1000, json!({"overlap_policy": "allow"}))]);
+    next.shard.set_triggers_incarnation("t1", 1);
+    next.shard.load_runs(recorded, vec![], at(3000));
+    assert_eq!(next.shard.outstanding_run(first.run_id).unwrap().incarnation, "t1");
+    assert_ne!(next.shard.outstanding_run(second.run_id).unwrap().incarnation, "t1");
+    assert_eq!(next.server(ACK, 2, 1, 1900), Applied::Nothing);
+    next.server(ACK, 1, 1, 1900);
+    assert_eq!(next.run(first.run_id).state, RunState::Succeeded);
+    assert!(next.shard.lost(second.run_id, 2, at(4000)), "it is published again");
+}
+
+#[test]
+fn an_ack_out_of_a_tail_that_was_lost_before_anything_was_recorded_is_not_that_of_the_next_message() {
+    let mut world = World::new(&[every(1000, json!({}))]);
+    let planned = world.plan(1000, 0).remove(0);
+    assert_eq!(world.server(ACK, 1, 1, 500), Applied::Kept);
+    assert_eq!(world.shard.forget_signals_above(0), 1);
+    world.run_until(1000);
+    assert_eq!(world.run(planned.run_id).state, RunState::Triggered);
+    let signals = world.shard.take_flush().expect("changes").batch;
+    assert!(signals.signals_add.is_empty() && signals.signals_remove.len() == 1, "a successor does not read it either");
+}

@@ -47,6 +47,7 @@ pub(crate) struct Swarm {
     pub(crate) definitions: bool,
     pub(crate) deletions: bool,
     pub(crate) one_offs: bool,
+    pub(crate) cut_triggers: bool,
 }
 
 /// What a seed says.
@@ -89,6 +90,7 @@ impl Scenario {
             definitions: some(600),
             deletions: some(350),
             one_offs: some(600),
+            cut_triggers: some(150),
         };
         let nodes = rng.between(2, 3) as usize;
         let workers = (0..rng.between(1, 3))
@@ -329,6 +331,7 @@ impl Simulation {
             s.nats_cut,
             s.sql_cut,
             s.doom,
+            s.cut_triggers,
         ]
         .iter()
         .zip(0u32..)
@@ -339,7 +342,7 @@ impl Simulation {
         }
         let what = *self.rng.pick(&menu);
         // What takes down much, or is rare in life, is rare here.
-        let rare = matches!(what, 3 | 5 | 13 | 14 | 15 | 20 | 21);
+        let rare = matches!(what, 3 | 5 | 13 | 14 | 15 | 20 | 21 | 23);
         if rare && !self.rng.permille(300) {
             return;
         }
@@ -478,6 +481,16 @@ impl Simulation {
                 link.doom(calls, after);
                 let ms = self.rng.between(500, 3000);
                 self.after(ms, Later::Doomed(i));
+            }
+            23 => {
+                let (ms, count) = (self.rng.about(2000), self.rng.between(1, 20));
+                self.world.say(format_args!("NATS is away for {ms} ms, and AX_TRIGGERS loses its last {count}"));
+                for node in self.nodes.iter().flatten() {
+                    node.link.set_nats(Weather { cut: true, ..Weather::default() });
+                }
+                self.fleet.away.store(true, Ordering::Relaxed);
+                self.world.server.truncate_triggers(count);
+                self.after(ms, Later::Outage);
             }
             _ => {}
         }

@@ -245,7 +245,9 @@ impl Worker {
             match kind {
                 "succeeded" => {
                     book.may_succeed.insert(run_id);
-                    if last && !book.failed_for_good.contains(&run_id) {
+                    // A delivery too many, taken before the message of a failed run was deleted, counts for nothing.
+                    let counts = last && job.attempt <= job.max_attempts;
+                    if counts && !book.failed_for_good.contains(&run_id) {
                         book.must_succeed.insert(run_id, job.attempt);
                     }
                 }

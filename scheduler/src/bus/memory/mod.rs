@@ -190,6 +190,10 @@ impl Bus for MemoryBus {
         self.state(|state| state.triggers.at(seq))
     }
 
+    async fn next_trigger(&self, from: u64) -> Result<Option<StreamMessage>, BusError> {
+        self.state(|state| state.triggers.after(from.saturating_sub(1)))
+    }
+
     async fn last_trigger(&self, subject: &str) -> Result<Option<StreamMessage>, BusError> {
         self.state(|state| state.triggers.last_of(subject))
     }

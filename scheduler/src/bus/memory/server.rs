@@ -209,6 +209,16 @@ impl MemoryServer {
         });
     }
 
+    /// AX_TRIGGERS loses its newest `count` sequences and goes on as the same stream: what a server does that is killed
+    /// before its last blocks are on disk.
+    pub fn truncate_triggers(&self, count: u64) {
+        self.with(|state| {
+            let last_seq = state.triggers.state().last_seq.saturating_sub(count);
+            state.triggers.truncate(last_seq);
+            state.consumers.values_mut().for_each(|consumer| consumer.truncate(last_seq));
+        });
+    }
+
     /// Deletes AX_EVENTS and makes it anew.
     pub fn recreate_events(&self) {
         self.with(|state| state.events = Stream::new(state.next_incarnation()));

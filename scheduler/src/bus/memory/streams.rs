@@ -76,6 +76,14 @@ impl Stream {
         self.messages = self.messages.split_off(&(seq + 1));
     }
 
+    /// Loses everything after a sequence, and what is known of it, as a server does that is killed before its last blocks
+    /// are on disk.
+    pub(super) fn truncate(&mut self, last_seq: u64) {
+        self.last_seq = self.last_seq.min(last_seq);
+        self.messages.split_off(&(last_seq + 1));
+        self.ids.retain(|_, (seq, _)| *seq <= last_seq);
+    }
+
     pub(super) fn remove(&mut self, seq: u64) -> bool {
         self.messages.remove(&seq).is_some()
     }
@@ -118,6 +126,12 @@ impl Consumer {
             ack_pending: self.out.len() as u64,
             waiting: 0,
         }
+    }
+
+    /// What was after a sequence has never been delivered.
+    pub(super) fn truncate(&mut self, last_seq: u64) {
+        self.delivered_seq = self.delivered_seq.min(last_seq);
+        self.out.split_off(&(last_seq + 1));
     }
 
     /// Drops messages whose deliveries are used up and answers them: (sequence, deliveries).

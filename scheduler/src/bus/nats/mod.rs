@@ -183,6 +183,10 @@ impl Bus for NatsBus {
         self.trigger_by_seq(seq).await
     }
 
+    async fn next_trigger(&self, from: u64) -> Result<Option<StreamMessage>, BusError> {
+        self.trigger_from(from).await
+    }
+
     async fn last_trigger(&self, subject: &str) -> Result<Option<StreamMessage>, BusError> {
         self.last_trigger_of(subject).await
     }

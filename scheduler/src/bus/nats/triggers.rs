@@ -62,7 +62,8 @@ fn parse_headers(block: &str) -> BTreeMap<String, String> {
     headers
 }
 
-/// Reads a message of a stream from the stream's leader. `which` is `{"seq": …}` or `{"last_by_subj": …}`.
+/// Reads a message of a stream from the stream's leader. `which` is `{"seq": …}`, `{"last_by_subj": …}`
+/// or `{"seq": …, "next_by_subj": …}`.
 pub(super) async fn message(api: &Api, stream: &str, which: &Value) -> Result<Option<StreamMessage>, BusError> {
     match ask::<Got>(api, "message_get", format!("STREAM.MSG.GET.{stream}"), which).await? {
         Ok(got) => match got.message.read() {
@@ -89,6 +90,11 @@ impl NatsBus {
 
     pub(super) async fn trigger_by_seq(&self, seq: u64) -> Result<Option<StreamMessage>, BusError> {
         message(&self.api, &self.config.prefix.triggers_stream(), &json!({ "seq": seq })).await
+    }
+
+    pub(super) async fn trigger_from(&self, seq: u64) -> Result<Option<StreamMessage>, BusError> {
+        let which = json!({ "seq": seq, "next_by_subj": ">" });
+        message(&self.api, &self.config.prefix.triggers_stream(), &which).await
     }
 
     pub(super) async fn last_trigger_of(&self, subject: &str) -> Result<Option<StreamMessage>, BusError> {

@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use ax_shared::{RunId, TaskDefinition, Timestamp};
+use ax_shared::{RunAddress, RunId, TaskDefinition, Timestamp};
 
 use super::{Effect, Phase, Shard};
 use crate::core::events::{self, Told};
@@ -20,6 +20,10 @@ const RELEASED_AGAIN_MS: u64 = 5000;
 
 /// Wait before a run is published again whose message was lost, in milliseconds.
 const LOST_MS: u64 = 2000;
+
+/// How far ahead the clock of an earlier leader may have been for its successor to wait for the instant all the same, in
+/// milliseconds.
+const CLOCKS_DIFFER_MS: i64 = 10_000;
 
 /// Signals whose message nobody has claimed by then never will be, in milliseconds.
 pub const SIGNAL_LIFE_MS: i64 = 10 * 60 * 1000;
@@ -43,13 +47,14 @@ impl Shard {
     pub fn apply_event(&mut self, message: &StreamMessage, now: Timestamp) -> Applied {
         self.note_now(now);
         let applied = match events::read(&self.prefix, message) {
-            Told::Worker { run, event } => match self.runs.get(&run.run_id).map(|live| live.run().address()) {
-                // Rights are given by subject: a worker of one group must not settle the runs of another.
-                Some(address) if address != run => Applied::Malformed("the subject is not that of the run".into()),
-                _ => Applied::Run(run.run_id, self.apply(run.run_id, event)),
-            },
+            // Rights are given by subject: a worker of one group must not settle the runs of another.
+            Told::Worker { run, .. } if !self.may_tell_of(&run) => {
+                Applied::Malformed("the subject is not that of the run".into())
+            }
+            Told::Worker { run, event } => Applied::Run(run.run_id, self.apply(run.run_id, event)),
             // The same sequence in a stream that was there before.
             Told::Server { at, .. } if self.triggers_made_at.is_some_and(|made_at| at < made_at) => Applied::Nothing,
+            Told::Server { seq, at, .. } if self.is_of_the_lost_tail(seq, at) => Applied::Nothing,
             Told::Server { seq, kind, deliveries, at, delivered_at } => match self.by_seq.get(&seq) {
                 Some(&run_id) => Applied::Run(run_id, self.apply_signal(run_id, kind, deliveries, at, delivered_at)),
                 // Its run has long been gone; the stream is being read anew.
@@ -72,6 +77,23 @@ impl Shard {
         self.settled.seq = self.settled.seq.max(message.seq);
         self.settled_dirty = true;
         applied
+    }
+
+    /// Whether this is the address that the run's messages have. A run that a leader before us handed over, and could
+    /// not record that, went to the group of the definition of that moment: it is bound to it now.
+    fn may_tell_of(&mut self, told: &RunAddress) -> bool {
+        let Some(live) = self.runs.get_mut(&told.run_id) else { return true };
+        let run = &mut live.ledger.run;
+        if run.address() == *told {
+            return true;
+        }
+        let moved = run.decision.is_none() && !run.state.is_final() && run.task_id == told.task_id;
+        let moved =
+            moved && self.tasks.get(&told.task_id).is_some_and(|t| t.row.definition.executor_group == told.group);
+        if moved {
+            run.group = told.group.clone();
+        }
+        moved
     }
 
     pub(super) fn apply_signal(
@@ -97,6 +119,17 @@ impl Shard {
             kept.push(signal.clone());
             self.signals_add.push(signal);
         }
+    }
+
+    /// Forgets signals of sequences that AX_TRIGGERS, asked after they were told, has not given yet: they are about a tail
+    /// that it has lost, and would be taken for news of whatever is stored under those sequences next. Answers how many.
+    pub fn forget_signals_above(&mut self, last_seq: u64) -> usize {
+        let lost: Vec<u64> = self.signals.keys().copied().filter(|seq| *seq > last_seq).collect();
+        let before = self.signals_remove.len();
+        for seq in lost {
+            self.signals_remove.extend(self.signals.remove(&seq).unwrap_or_default());
+        }
+        self.signals_remove.len() - before
     }
 
     /// Forgets signals told before `before`: their message's run has long been gone. Answers how many.
@@ -256,10 +289,15 @@ fn replace_delay_ms(ledger: &Ledger, spec: Option<&TaskDefinition>) -> i64 {
 /// What workers told by clocks of their own cannot make it longer than the wait itself, from now on.
 pub(super) fn not_before(ledger: &Ledger, spec: Option<&TaskDefinition>, now: Timestamp) -> Timestamp {
     let run = &ledger.run;
+    // An instant at which it was handed over has come once; a clock that has stepped back since does not bring it again.
+    let due_at = match run.decision {
+        Some(_) => run.publish_at.min(now.plus_millis(CLOCKS_DIFFER_MS)),
+        None => run.publish_at,
+    };
     let ended_at = ledger.attempts.iter().filter_map(|a| a.finished_at).max();
     match ended_at.filter(|_| run.message_no > 1) {
-        Some(at) => run.publish_at.max(at.min(now).plus_millis(replace_delay_ms(ledger, spec))),
-        None => run.publish_at,
+        Some(at) => due_at.max(at.min(now).plus_millis(replace_delay_ms(ledger, spec))),
+        None => due_at,
     }
 }
 

@@ -98,7 +98,10 @@ impl Shard {
             Fired::HandedOver => self.hand_over(id),
             Fired::Skipped(reason) => {
                 let reason = (*reason).into();
-                self.apply(id, RunEvent::Ended { state: RunState::Skipped, reason, at: now });
+                // What has been executed in vain is not a run that never was.
+                let begun = self.runs.get(&id).is_some_and(|live| live.run().attempt > 0);
+                let state = if begun { RunState::Cancelled } else { RunState::Skipped };
+                self.apply(id, RunEvent::Ended { state, reason, at: now });
             }
             Fired::Blocked(blockers) => {
                 if let Some(live) = self.runs.get_mut(&id) {

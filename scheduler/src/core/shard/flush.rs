@@ -49,6 +49,8 @@ pub struct Flush {
     pub batch: Batch,
     /// What to do then.
     effects: Vec<Effect>,
+    /// How many losses of a tail of AX_TRIGGERS it tells of, with all before.
+    cuts: u64,
 }
 
 impl Shard {
@@ -74,7 +76,7 @@ impl Shard {
             batch.settled = Some(self.settled.clone());
         }
         let effects = std::mem::take(&mut self.effects);
-        (!batch.is_empty() || !effects.is_empty()).then_some(Flush { batch, effects })
+        (!batch.is_empty() || !effects.is_empty()).then_some(Flush { batch, effects, cuts: self.cuts })
     }
 
     /// The runs that end with this batch, each with all its attempts. To be asked before [`Shard::committed`], which lets
@@ -93,6 +95,7 @@ impl Shard {
     /// The batch is in SQL. Answers the effects that may happen now, each with the run as it is, and lets go of runs
     /// that have ended.
     pub fn committed(&mut self, flush: Flush) -> Vec<(Effect, Run)> {
+        self.cuts_written = self.cuts_written.max(flush.cuts);
         let mut effects = Vec::with_capacity(flush.effects.len());
         let mut noticed = HashSet::new();
         for effect in flush.effects {

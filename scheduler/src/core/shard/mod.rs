@@ -12,6 +12,7 @@ mod apply;
 mod commands;
 mod fire;
 mod flush;
+mod incarnation;
 mod publish;
 
 use std::borrow::Cow;
@@ -124,6 +125,12 @@ pub struct Shard {
     triggers_made_at: Option<Timestamp>,
     /// The highest sequence of it that is known.
     triggers_last: u64,
+    /// Where it lost its tail, and when that was noticed: what was told before about sequences after that is about others.
+    triggers_cut: Option<(u64, Timestamp)>,
+    /// How often runs were found to have lost their message with a tail, and up to which time that is in SQL: before it is,
+    /// nothing may take their sequences, or a successor would take those for theirs.
+    cuts: u64,
+    cuts_written: u64,
     due: BinaryHeap<Reverse<(Timestamp, RunId)>>,
     /// Runs to put into their queue at an instant: replacements and publishes to try again.
     later: BinaryHeap<Reverse<(Timestamp, RunId)>>,
@@ -163,6 +170,9 @@ impl Shard {
             triggers_incarnation: String::new(),
             triggers_made_at: None,
             triggers_last: 0,
+            triggers_cut: None,
+            cuts: 0,
+            cuts_written: 0,
             due: BinaryHeap::new(),
             later: BinaryHeap::new(),
             closing: BinaryHeap::new(),
@@ -203,6 +213,12 @@ impl Shard {
     #[must_use]
     pub fn live_runs(&self) -> usize {
         self.runs.len()
+    }
+
+    /// Messages of AX_TRIGGERS that runs in memory own.
+    #[must_use]
+    pub fn owned_messages(&self) -> usize {
+        self.by_seq.len()
     }
 
     /// Ids of the runs in memory.
@@ -348,6 +364,7 @@ impl Shard {
                     dirty: false,
                 },
             );
+            self.check_recorded(id, now);
             let live = &self.runs[&id];
             if live.run().intent == Some(Intent::Cancel) {
                 self.effects.push(Effect::Cancel { run_id: id });
@@ -404,6 +421,11 @@ impl Shard {
     /// Signals from SQL, at takeover.
     pub fn load_signals(&mut self, signals: Vec<Signal>) {
         for signal in signals {
+            if signal.seq > self.triggers_last {
+                // Of the tail that the stream has lost: the sequence will be another message's.
+                self.signals_remove.push(signal);
+                continue;
+            }
             self.signals.entry(signal.seq).or_default().push(signal);
         }
     }
@@ -424,42 +446,6 @@ impl Shard {
     /// A planning pass is in SQL.
     pub fn planned(&mut self, until: Timestamp) {
         self.tasks.planned(until);
-    }
-
-    /// Names the incarnation of AX_TRIGGERS and its last sequence; sequences of another one mean nothing any more.
-    /// Answers how many runs have lost their message with it.
-    pub fn set_triggers_incarnation(&mut self, incarnation: &str, last_seq: u64) -> usize {
-        if self.triggers_incarnation != incarnation {
-            self.triggers_last = 0;
-        }
-        self.triggers_last = self.triggers_last.max(last_seq);
-        if self.triggers_incarnation == incarnation {
-            return 0;
-        }
-        self.triggers_incarnation = incarnation.to_owned();
-        self.triggers_made_at = incarnation.parse().ok();
-        self.signals.clear();
-        self.by_seq.clear();
-        let mut lost = 0;
-        let mut begun = Vec::new();
-        for live in self.runs.values_mut() {
-            if has_begun_unpublished(live.run()) {
-                begun.push(live.run().run_id);
-            }
-            live.ack_is_stale = live.in_flight;
-            if let Some(message) = &live.run().message {
-                if message.incarnation == incarnation {
-                    self.by_seq.insert(message.seq, live.run().run_id);
-                } else if !live.run().state.is_final() {
-                    lost += 1;
-                }
-            }
-        }
-        begun.sort_unstable();
-        for id in begun {
-            self.not_found(id, self.latest);
-        }
-        lost
     }
 
     /// Which runs' traces are kept from now on. Defaults to all.

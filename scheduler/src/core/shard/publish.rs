@@ -36,8 +36,12 @@ pub enum LookedUp {
 }
 
 impl Shard {
-    /// The next message to publish, by the order of the delivery queues.
+    /// The next message to publish, by the order of the delivery queues. None, too, until it is in SQL which messages were
+    /// lost with the tail of the stream.
     pub fn pop_publish(&mut self) -> Option<Publish> {
+        if self.cuts_written < self.cuts {
+            return None;
+        }
         while let Some(run_id) = self.queues.pop() {
             let Some(live) = self.runs.get_mut(&run_id).filter(|l| l.phase == Phase::Queued) else { continue };
             let spec = live
@@ -65,6 +69,11 @@ impl Shard {
         let live = self.runs.get(&run_id);
         let shrank = live.is_some_and(|live| !ack.duplicate && ack.seq <= live.floor);
         if shrank || live.is_some_and(|live| live.ack_is_stale) {
+            if shrank {
+                // Should it be another stream altogether, nothing of this one is believed after the next look.
+                self.note_now(at);
+                self.cut_triggers(ack.seq - 1);
+            }
             // Stored in the old stream or in the new one: published again, the new one tells.
             self.publish_unanswered(run_id, at, false);
             return !shrank;
