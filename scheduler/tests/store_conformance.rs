@@ -666,7 +666,6 @@ async fn every_method_of_the_leader_is_fenced(store: &Arc<dyn Store>) {
         signals_remove: vec![signal.clone()],
         commands_done: vec![first.id],
         settled: Some(EventsPosition { incarnation: "x".into(), seq: 9 }),
-        commands_done: vec![],
     };
     let more = [scheduled("t", 60_000)];
     let watermark = Some(Watermark { until: at(9000), seen_rev: 0 });
