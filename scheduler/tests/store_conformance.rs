@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
+use ax_scheduler::core::command::{Command, CommandKind};
 use ax_scheduler::core::definitions::{AuditEntry, DefinitionView, DefinitionWrite, TaskRow};
 use ax_scheduler::core::run::{
     Attempt, AttemptOutcome, Decision, Intent, Message, Run, RunState, Signal, SignalKind, Stretch,
@@ -646,6 +647,16 @@ async fn every_method_of_the_leader_is_fenced(store: &Arc<dyn Store>) {
         delivered_at: None,
     };
     store.commit(old, &Batch { signals_add: vec![signal.clone()], ..Default::default() }).await.unwrap();
+    let [first, second] = [0, 1].map(|n| Command {
+        id: Uuid::now_v7(),
+        kind: CommandKind::Cancel,
+        run_id: run.run_id,
+        actor: "a".into(),
+        reason: (n == 0).then(|| "why".to_owned()),
+        at: at(n),
+    });
+    store.insert_command(&second, &audit(run.run_id)).await.unwrap();
+    store.insert_command(&first, &audit(run.run_id)).await.unwrap();
     let new = lead(store).await;
     let before = store.shard().await.unwrap();
     let full = Batch {
@@ -653,8 +664,8 @@ async fn every_method_of_the_leader_is_fenced(store: &Arc<dyn Store>) {
         attempts: vec![],
         signals_add: vec![],
         signals_remove: vec![signal.clone()],
+        commands_done: vec![first.id],
         settled: Some(EventsPosition { incarnation: "x".into(), seq: 9 }),
-        commands_done: vec![],
     };
     let more = [scheduled("t", 60_000)];
     let watermark = Some(Watermark { until: at(9000), seen_rev: 0 });
@@ -679,6 +690,9 @@ async fn every_method_of_the_leader_is_fenced(store: &Arc<dyn Store>) {
     assert_eq!(whole(store, &pending).await, pending);
     assert_eq!(store.run(more[0].run_id).await.unwrap(), None);
     assert_eq!(store.signals(new, "i").await.unwrap(), [signal]);
+    assert_eq!(store.commands(1).await.unwrap(), std::slice::from_ref(&first), "the oldest first");
+    store.commit(new, &Batch { commands_done: vec![first.id], ..Default::default() }).await.unwrap();
+    assert_eq!(store.commands(9).await.unwrap(), [second]);
     store.heartbeat(new).await.unwrap();
 }
 
